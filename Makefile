@@ -1,0 +1,36 @@
+# `make demo` and `make test` do all their own set-up in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-long lint format clean
+
+demo: .venv/installed
+	$(BIN)/mutua demo
+
+test: .venv/installed-dev lint
+	$(BIN)/python -m pytest -m "not long" -n 2 --cov --cov-report=term
+
+test-long: .venv/installed-dev
+	$(BIN)/python -m pytest -m long
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .coverage dist
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/installed-dev: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@ .venv/installed

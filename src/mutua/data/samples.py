@@ -1,0 +1,174 @@
+"""Samples: inputs and labels as tensors, with the names of their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mutua.errors import InputError
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How stored values become a model's input: (x * scale - mean) / std, by channel.
+
+    The numbers are declared, never computed from data, so they carry nothing about any sample.
+    """
+
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def default(x: Tensor) -> Preprocess:
+        """Bytes to [-1, 1]; floating values as they are."""
+        return Preprocess(1 / 255, (0.5,), (0.5,)) if x.dtype == torch.uint8 else Preprocess()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The model's input for stored values `x`."""
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        mean = torch.tensor(self.mean, device=x.device).view(shape)
+        std = torch.tensor(self.std, device=x.device).view(shape)
+        return x.float().mul_(self.scale).sub_(mean).div_(std) if self != Preprocess() else x.float()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs `x` (N, channels, height, width) or (N, features), labels `y` as indices into `classes`.
+
+    Images stay uint8 in memory; `preprocess` makes a model's input of them when they are used.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...]
+    preprocess: Preprocess = Preprocess()
+    domain: Tensor | None = None
+    domains: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image, or the number of features."""
+        return int(self.x.shape[1])
+
+    @property
+    def size(self) -> int | tuple[int, int]:
+        """Side of the image; (height, width) where they differ; 1 for plain features."""
+        if self.x.dim() == 2:
+            return 1
+        height, width = int(self.x.shape[2]), int(self.x.shape[3])
+        return height if height == width else (height, width)
+
+    def take(self, index: np.ndarray | Sequence[int] | Tensor) -> Samples:
+        """The samples at these positions."""
+        index = torch.as_tensor(index, dtype=torch.long)
+        domain = None if self.domain is None else self.domain[index]
+        return replace(self, x=self.x[index], y=self.y[index], domain=domain)
+
+    def relabelled(self, classes: Sequence[str]) -> Samples:
+        """The same samples with labels as indices into `classes`, matched by name."""
+        if tuple(classes) == self.classes:
+            return self
+        position = {name: i for i, name in enumerate(classes)}
+        missing = [self.classes[int(c)] for c in self.y.unique() if self.classes[int(c)] not in position]
+        if missing:
+            raise InputError(f"classes: {', '.join(missing)} in the data, but not among {', '.join(classes)}")
+        table = torch.tensor([position.get(name, -1) for name in self.classes], dtype=torch.long)
+        return replace(self, y=table[self.y], classes=tuple(classes))
+
+    def counts(self) -> np.ndarray:
+        """How many samples of each class."""
+        return np.bincount(self.y.numpy(), minlength=len(self.classes))
+
+    @staticmethod
+    def of(
+        x: Any,
+        y: Any,
+        *,
+        classes: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None,
+        domain: Any = None,
+        domains: Sequence[str] = (),
+        name: str = "data",
+    ) -> Samples:
+        """Samples of arrays or tensors, checked: `x` (N,H,W), (N,H,W,C), (N,C,H,W) or (N,features)."""
+        return _check(x, y, classes, preprocess, domain, domains, name)
+
+    @staticmethod
+    def of_dataset(dataset: Any, *, classes: Sequence[str] | None = None, name: str = "data") -> Samples:
+        """Samples of any torch Dataset that yields (input, label)."""
+        pairs = [dataset[i] for i in range(len(dataset))]
+        if not pairs:
+            raise InputError(f"{name}: an empty dataset; it needs at least one sample")
+        x = torch.stack([torch.as_tensor(np.asarray(a)) for a, _ in pairs])
+        y = torch.tensor([int(b) for _, b in pairs])
+        return Samples.of(x, y, classes=classes or getattr(dataset, "classes", None), name=name)
+
+
+def _check(
+    x: Any,
+    y: Any,
+    classes: Sequence[str] | None,
+    preprocess: Preprocess | None,
+    domain: Any,
+    domains: Sequence[str],
+    name: str,
+) -> Samples:
+    try:
+        xt, yt = torch.as_tensor(x), torch.as_tensor(np.asarray(y))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name}: x and y must be numeric arrays or tensors ({error})") from None
+    if xt.dim() not in (2, 3, 4):
+        raise InputError(
+            f"{name}.x: shape {tuple(xt.shape)}; give (N, H, W), (N, H, W, C), (N, C, H, W) or (N, features)"
+        )
+    if yt.dim() != 1 or len(yt) != len(xt):
+        raise InputError(f"{name}.y: shape {tuple(yt.shape)} for {len(xt)} inputs; give one label a sample")
+    if len(xt) == 0:
+        raise InputError(f"{name}: no samples; it needs at least one")
+    if xt.dim() == 3:
+        xt = xt[:, None]
+    elif xt.dim() == 4 and xt.shape[3] in (1, 3, 4) and xt.shape[1] not in (1, 3, 4):
+        xt = xt.permute(0, 3, 1, 2)
+    if xt.dtype != torch.uint8:
+        if not (xt.dtype.is_floating_point or xt.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)):
+            raise InputError(f"{name}.x: values of type {xt.dtype}; give bytes (0 to 255) or floating numbers")
+        xt = xt.float()
+        if not bool(torch.isfinite(xt).all()):
+            bad = int((~torch.isfinite(xt)).flatten(1).any(1).sum())
+            raise InputError(f"{name}.x: NaN or infinity in {bad} of {len(xt)} samples; clean or drop them")
+    if yt.dtype.is_floating_point:
+        if not bool((yt == yt.round()).all()):
+            raise InputError(f"{name}.y: labels must be whole numbers (indices into the class names)")
+    elif yt.dtype == torch.bool:
+        yt = yt.to(torch.uint8)
+    yt = yt.long()
+    low, high = int(yt.min()), int(yt.max())
+    if classes is None:
+        if low < 0:
+            raise InputError(f"{name}.y: label {low}; labels count from 0")
+        classes = [str(i) for i in range(high + 1)]
+    classes = tuple(str(c) for c in classes)
+    if len(set(classes)) != len(classes):
+        twice = next(c for c in classes if classes.count(c) > 1)
+        raise InputError(f"{name}.classes: '{twice}' is named twice; class names must differ")
+    if low < 0 or high >= len(classes):
+        bad = low if low < 0 else high
+        raise InputError(f"{name}.y: label {bad} is out of range; {len(classes)} classes allow 0 to {len(classes) - 1}")
+    dt = None
+    if domain is not None:
+        dt = torch.as_tensor(np.asarray(domain)).long()
+        domains = tuple(str(d) for d in domains) or tuple(str(i) for i in range(int(dt.max()) + 1))
+        if len(dt) != len(xt) or int(dt.min()) < 0 or int(dt.max()) >= len(domains):
+            raise InputError(f"{name}.domain: give one index below {len(domains)} a sample")
+    return Samples(
+        xt.contiguous(), yt, classes, preprocess or Preprocess.default(xt), dt, tuple(domains) if dt is not None else ()
+    )

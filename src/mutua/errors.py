@@ -1,0 +1,32 @@
+"""What can go wrong, said so that the reader knows what to change."""
+
+from __future__ import annotations
+
+
+class MutuaError(Exception):
+    """Anything mutua reports in one clear line instead of a traceback."""
+
+    exit_code = 1
+
+
+class InputError(MutuaError):
+    """A mistake in what the user gave: the message names the field, the value and the way out."""
+
+    exit_code = 2
+
+
+class RunError(MutuaError):
+    """A run that could not go on: the message says where it stopped and what is left."""
+
+
+class Refused(MutuaError):
+    """A message that may not pass: the message says whose, what and why."""
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """`; did you mean 'lenet5'? Known: ...`: the end of an error about a misspelt name."""
+    import difflib
+
+    close = difflib.get_close_matches(word.lower(), known, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}known: {', '.join(known)}"
