@@ -1,0 +1,285 @@
+"""Who takes part: clients with their data, tasks and models, and the federation they form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mutua.data.samples import Preprocess, Samples
+from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
+from mutua.errors import InputError
+from mutua.learning.task import Task
+from mutua.models import Architecture, shared_names
+
+if TYPE_CHECKING:
+    from mutua.data.partitions import Partition
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A participant: private data, a task and a personal model of its own design."""
+
+    id: str
+    train: Samples
+    val: Samples
+    test: Samples
+    model: Architecture
+    domain: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise InputError(
+                f"client id '{self.id}': use letters, digits, '.', '_', '+', '-', at most 64, not '.' first"
+            )
+        if len(self.train) == 0:
+            raise InputError(f"client {self.id}: no training samples; it needs at least one")
+        for split, samples in (("val", self.val), ("test", self.test)):
+            if samples.x.shape[1:] != self.train.x.shape[1:] or samples.classes != self.train.classes:
+                raise InputError(
+                    f"client {self.id}: {split} has inputs {tuple(samples.x.shape[1:])} and "
+                    f"{len(samples.classes)} classes, train {tuple(self.train.x.shape[1:])} and "
+                    f"{len(self.train.classes)}; they must agree"
+                )
+
+    @property
+    def task(self) -> Task:
+        """What its labels mean."""
+        return Task(self.train.classes)
+
+    def relabelled(self, classes: Sequence[str]) -> Client:
+        """The same client with labels as indices into `classes`, matched by name."""
+        parts = {split: getattr(self, split).relabelled(classes) for split in ("train", "val", "test")}
+        return replace(self, **parts)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, the architecture of the global model, and the common test set.
+
+    With a complete global all clients label by one list of classes, the union of their own by name.
+    With a partial global every client keeps its own classes: its meme ends in an adaptor of its own.
+    """
+
+    clients: tuple[Client, ...]
+    global_model: Architecture | None = None
+    test: Samples | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise InputError("clients: none; a federation needs at least one")
+        ids = [client.id for client in self.clients]
+        twice = {i for i in ids if ids.count(i) > 1} if len(set(ids)) != len(ids) else set()
+        if twice:
+            raise InputError(f"clients: the id '{min(twice)}' is used twice; ids must differ")
+        object.__setattr__(self, "clients", tuple(self.clients))
+        if not self.partial:
+            classes = self.classes
+            object.__setattr__(self, "clients", tuple(c.relabelled(classes) for c in self.clients))
+            if self.test is not None:
+                object.__setattr__(self, "test", self.test.relabelled(classes))
+
+    @property
+    def partial(self) -> bool:
+        """Whether the global is only a part of a model, completed by each client's adaptor."""
+        return self.global_model is not None and self.global_model.share != "all"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """All clients' classes, in the order in which they first appear."""
+        return tuple(dict.fromkeys(name for client in self.clients for name in client.train.classes))
+
+    @cached_property
+    def _by_id(self) -> dict[str, Client]:
+        return {client.id: client for client in self.clients}
+
+    def __getitem__(self, client_id: str) -> Client:
+        return self._by_id[client_id]
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        *,
+        partition: Partition,
+        models: Any = None,
+        global_model: Any = None,
+        seed: int = 0,
+        test: tuple[Any, Any] | None = None,
+        classes: Sequence[str] | None = None,
+        domain: Any = None,
+        preprocess: Preprocess | None = None,
+        split: Split = Split(),
+        samples_per_client: int | None = None,
+        test_samples: int | None = None,
+    ) -> Federation:
+        """A federation of arrays or tensors, dealt to clients by a partition.
+
+        `models` is one model for all or one a client: a name, a factory or class, or an `nn.Module`.
+        Without `test` a stratified part of the data is set aside (`split`).
+        """
+        train = Samples.of(x, y, classes=classes, domain=domain, preprocess=preprocess)
+        given = None
+        if test is not None:
+            given = Samples.of(*test, classes=train.classes, preprocess=train.preprocess, name="test")
+        return cls.from_samples(
+            train,
+            given,
+            partition=partition,
+            models=models,
+            global_model=global_model,
+            seed=seed,
+            split=split,
+            samples_per_client=samples_per_client,
+            test_samples=test_samples,
+        )
+
+    @classmethod
+    def from_samples(
+        cls,
+        train: Samples,
+        test: Samples | None = None,
+        *,
+        partition: Partition,
+        models: Any = None,
+        global_model: Any = None,
+        seed: int = 0,
+        split: Split = Split(),
+        samples_per_client: int | None = None,
+        test_samples: int | None = None,
+    ) -> Federation:
+        """A federation of `Samples` (of arrays, of a torch Dataset, of a named source)."""
+        dealt = split_and_deal(
+            train,
+            test,
+            partition,
+            split,
+            samples_per_client=samples_per_client,
+            test_samples=test_samples,
+            seed=seed,
+        )
+        return cls.of(dealt, models, global_model)
+
+    @classmethod
+    def of(cls, dealt: Dealt, models: Any, global_model: Any) -> Federation:
+        """A federation of dealt data."""
+        return cls.of_clients(dealt.clients, models, global_model, tuple(dealt.notes), test=dealt.test)
+
+    @classmethod
+    def of_clients(
+        cls,
+        clients: Sequence[ClientData],
+        models: Any,
+        global_model: Any,
+        notes: tuple[str, ...] = (),
+        test: Samples | None = None,
+    ) -> Federation:
+        """A federation of clients' own data; without `test` the common test set is the union of theirs."""
+        shared = None if global_model is None else Architecture.of(global_model)
+        own = _one_each(models if models is not None else global_model, [c.id for c in clients])
+        members = tuple(
+            Client(data.id, data.train, data.val, data.test, model, data.domain)
+            for data, model in zip(clients, own, strict=True)
+        )
+        made = cls(members, shared, test, notes)
+        alike = len({client.train.x.shape[1:] for client in members}) == 1
+        if test is None and not made.partial and alike:
+            made = replace(made, test=_together([client.test for client in made.clients]))
+        return made
+
+    def pooled(self) -> Federation:
+        """One client that holds everybody's data: the ceiling that federations are judged against."""
+        shapes = {client.train.x.shape[1:] for client in self.clients}
+        if len(shapes) > 1:
+            listed = ", ".join(str(tuple(shape)) for shape in shapes)
+            raise InputError(f"clients: inputs of different shapes ({listed}) cannot be pooled")
+        clients = [client.relabelled(self.classes) for client in self.clients]
+        model = self.global_model or self.clients[0].model
+        model = model.model_copy(update={"share": "all"})
+        train, val, test = (_together([getattr(c, split) for c in clients]) for split in ("train", "val", "test"))
+        common = test if self.test is None else self.test.relabelled(self.classes)
+        return Federation((Client("pooled", train, val, common, model),), model, common, self.notes)
+
+    def check(self, needs_global: bool) -> None:
+        """Refuse models that cannot be built or do not fit their client's data, before anything runs."""
+        if needs_global and self.global_model is None:
+            raise InputError("models.global: missing; this method shares a global model, so name its architecture")
+        seen: set[tuple[Any, ...]] = set()
+        reference: dict[str, torch.Size] | None = None
+        for client in self.clients:
+            roles = [("model", client.model)]
+            if needs_global and self.global_model is not None:
+                roles.append(("global model", self.global_model))
+            for role, architecture in roles:
+                key = (role, id(architecture), client.train.x.shape[1:], len(client.task.classes))
+                if key in seen:
+                    continue
+                seen.add(key)
+                module = build(architecture, client, seed=0)
+                _try(module, client, role, architecture)
+                if role == "model":
+                    continue
+                state = module.state_dict()
+                shapes = {name: state[name].shape for name in shared_names(module, architecture.share)}
+                reference = reference or shapes
+                for name, shape in shapes.items():
+                    if reference.get(name) != shape:
+                        raise InputError(
+                            f"client {client.id}: the shared '{name}' of {architecture.label} is "
+                            f"{tuple(shape)} for its data, {tuple(reference.get(name, ()))} for the others'; "
+                            "share less of the model (models.global.share) or give all inputs one size"
+                        )
+
+
+def build(architecture: Architecture, client: Client, seed: int) -> torch.nn.Module:
+    """The architecture for this client's inputs and classes."""
+    samples = client.train
+    return architecture.build(
+        channels=samples.channels, size=samples.size, classes=len(client.task.classes), seed=seed
+    )
+
+
+def _try(module: torch.nn.Module, client: Client, role: str, architecture: Architecture) -> None:
+    """Pass two samples through: a model that cannot take its client's data is said so at once."""
+    x = client.train.preprocess(client.train.x[:1].repeat(2, *[1] * (client.train.x.dim() - 1)))
+    module.eval()
+    what = f"client {client.id}: {role} {architecture.label}"
+    try:
+        with torch.no_grad():
+            out = module(x)
+    except Exception as error:  # whatever a user's forward raises
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{what} fails on inputs of shape {tuple(x.shape)}: {reason}") from error
+    expected = (2, len(client.task.classes))
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != expected:
+        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score a class")
+
+
+def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:
+    """One architecture a client; equal ones are one object."""
+    if models is None:
+        raise InputError("models: missing; name one for all clients or one a client")
+    if isinstance(models, list | tuple):
+        if len(models) != len(ids):
+            raise InputError(f"models: {len(models)} for {len(ids)} clients; give one for all or one a client")
+        known: list[Architecture] = []
+        for model in map(Architecture.of, models):
+            known.append(next((k for k in known if k == model), model))
+        return known
+    return [Architecture.of(models)] * len(ids)
+
+
+def _together(parts: Sequence[Samples]) -> Samples:
+    if any(part.preprocess != parts[0].preprocess for part in parts):
+        parts = [replace(p, x=p.preprocess(p.x), preprocess=Preprocess()) for p in parts]
+    x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
+    return replace(parts[0], x=x, y=y, domain=None, domains=())

@@ -1,0 +1,1 @@
+"""Learning: losses, schedules, the trainer, merging and evaluation."""

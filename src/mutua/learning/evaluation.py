@@ -1,0 +1,30 @@
+"""Evaluation: a model's probabilities over samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mutua.data.samples import Samples
+from mutua.learning.task import Task
+
+BATCH = 500  # large enough to fill a core, small enough to stay in its cache
+
+
+def probabilities(model: nn.Module, samples: Samples, task: Task, device: torch.device | str = "cpu") -> Tensor:
+    """Class probabilities (N, classes) of the model in evaluation mode; the model's mode is kept."""
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        parts = [
+            task.probabilities(model(samples.preprocess(x).to(device))) for x in samples.x.split(BATCH) if len(x)
+        ]
+    model.train(was_training)
+    return torch.cat(parts).cpu() if parts else torch.empty(0, len(task.classes))
+
+
+def measure(
+    model: nn.Module, samples: Samples, task: Task, device: torch.device | str = "cpu"
+) -> dict[str, float | None]:
+    """Every metric of the model on these samples; None for each where there are none."""
+    return task.metrics(probabilities(model, samples, task, device), samples.y)

@@ -1,0 +1,84 @@
+"""Optimizers by name, and their state as named arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from mutua.learning.schedules import Schedule, value, within
+from mutua.message import Tensors
+
+Rate = Annotated[Schedule, within(0, 1e6)]
+
+
+class _Optimizer(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lr: Rate
+    weight_decay: float = Field(0.0, ge=0)
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The learning rate of this round."""
+        return value(self.lr, round, rounds)
+
+
+class SGD(_Optimizer):
+    """Stochastic gradient descent with momentum and weight decay."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: Rate = 0.01
+    momentum: float = Field(0.0, ge=0, lt=1)
+    nesterov: bool = False
+
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """A torch optimizer over these parameters."""
+        nesterov = self.nesterov and self.momentum > 0
+        return torch.optim.SGD(
+            parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=nesterov
+        )
+
+
+class Adam(_Optimizer):
+    """Adam; `amsgrad` by its own name."""
+
+    name: Literal["adam", "amsgrad"] = "adam"
+    lr: Rate = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """A torch optimizer over these parameters."""
+        return torch.optim.Adam(
+            parameters,
+            lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            amsgrad=self.name == "amsgrad",
+        )
+
+
+Optimizer = Annotated[SGD | Adam, Field(discriminator="name")]
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Tensors:
+    """What the optimizer remembers, as arrays named `parameter number.what`."""
+    return {
+        f"{number}.{what}": array.detach().clone()
+        for number, memory in optimizer.state_dict()["state"].items()
+        for what, array in memory.items()
+        if isinstance(array, Tensor)
+    }
+
+
+def restore(optimizer: torch.optim.Optimizer, arrays: Tensors) -> None:
+    """Let the optimizer go on from what `state_of` kept."""
+    memory: dict[int, Tensors] = {}
+    for name, array in arrays.items():
+        number, _, what = name.partition(".")
+        memory.setdefault(int(number), {})[what] = array.clone()
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": memory})

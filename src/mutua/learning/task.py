@@ -1,0 +1,33 @@
+"""A task: what a client's labels mean, and how its models are taught and judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mutua.learning import losses, metrics
+
+
+@dataclass(frozen=True)
+class Task:
+    """Single-label classification among classes known by name."""
+
+    classes: tuple[str, ...]
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy, mean over the batch."""
+        return losses.cross_entropy(logits, y)
+
+    def divergence(self, teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+        """KL(teacher ‖ student) of two models' logits; no gradient reaches the teacher."""
+        return losses.kl(teacher, student, temperature)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Class probabilities of a model's output."""
+        return torch.softmax(logits, dim=1)
+
+    def metrics(self, probabilities: Tensor, y: Tensor) -> dict[str, float | None]:
+        """Every scalar metric; None where it has no meaning (no samples, one class)."""
+        return metrics.scalars(probabilities, y)

@@ -1,0 +1,185 @@
+"""The trainer: draws batches, differentiates a method's objective, steps and reports its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mutua.data.samples import Samples
+from mutua.data.transforms import Augment, augment
+from mutua.learning.task import Task
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs, labels and the task they belong to."""
+
+    x: Tensor
+    y: Tensor
+    task: Task
+
+
+class Numbers:
+    """This round's hyper-parameters: schedules become plain numbers, read as attributes."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no hyper-parameter '{name}'; there are {', '.join(self.__dict__)}")
+
+
+Models = Mapping[str, nn.Module]
+Terms = dict[str, Tensor]
+Objective = Callable[[Models, Batch, Numbers], Terms]
+
+
+class Loader:
+    """Shuffled batches of a client's samples; the last partial batch is kept.
+
+    With `join_single` a last batch of one joins the batch before it, and a lone sample is seen
+    twice: batch-norm has no variance of a single value.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        task: Task,
+        batch_size: int,
+        generator: torch.Generator,
+        *,
+        join_single: bool = False,
+        augmentations: Sequence[Augment] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.samples, self.task, self.batch_size = samples, task, batch_size
+        self.generator, self.join_single = generator, join_single
+        self.augmentations, self.device = augmentations, device
+        self.labels = samples.y.to(device)
+        self._prepared: Tensor | None = None
+
+    def epochs(self, number: int) -> Iterator[Batch]:
+        """Every sample so many times."""
+        if number:
+            self._prepare()
+        for _ in range(number):
+            yield from self._epoch()
+
+    def steps(self, number: int) -> Iterator[Batch]:
+        """So many batches, shuffled anew whenever the samples run out."""
+        # Normalising all samples once is cheaper as soon as each is drawn about once.
+        if number * self.batch_size >= len(self.samples):
+            self._prepare()
+        endless = chain.from_iterable(self._epoch() for _ in repeat(None))
+        yield from islice(endless, number)
+
+    def _prepare(self) -> None:
+        if self._prepared is None:
+            self._prepared = self.samples.preprocess(self.samples.x).to(self.device)
+
+    def _epoch(self) -> Iterator[Batch]:
+        order = torch.randperm(len(self.samples), generator=self.generator)
+        cuts = list(order.split(self.batch_size))
+        if self.join_single and len(cuts[-1]) == 1:
+            last = cuts.pop()
+            cuts.append(torch.cat([cuts.pop() if cuts else last, last]))
+        for cut in cuts:
+            if self._prepared is None:
+                x = self.samples.preprocess(self.samples.x[cut]).to(self.device)
+            else:
+                x = self._prepared[cut.to(self.device)]
+            if self.augmentations:
+                x = augment(x, self.augmentations, self.generator)
+            yield Batch(x, self.labels[cut.to(self.device)], self.task)
+
+
+class Trainer:
+    """Steps several models at once on the sum of a method's named terms."""
+
+    def __init__(self, models: Models, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Numbers) -> None:
+        self.models = models
+        self.optimizers = optimizers
+        self.numbers = numbers
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+
+    def step(self, objective: Objective, batch: Batch) -> None:
+        """One batch: every model moves at once, each along the gradient of the terms that reach it."""
+        terms = objective(self.models, batch, self.numbers)
+        self._differentiate(terms)
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        self._log(terms)
+
+    def gradient(self, terms: Terms) -> Tensor:
+        """The gradient of the terms over all parameters, as one flat vector. Nothing moves."""
+        self._differentiate(terms)
+        self._log(terms)
+        return torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self._parameters()]
+        )
+
+    def apply(self, vector: Tensor) -> None:
+        """Step the optimizers as if `vector` were the gradient."""
+        start = 0
+        for parameter in self._parameters():
+            parameter.grad = vector[start : start + parameter.numel()].view_as(parameter).clone()
+            start += parameter.numel()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def terms(self) -> dict[str, float]:
+        """The mean of each term since the last call."""
+        means = {name: float(total) / self._count for name, total in self._sums.items()}
+        self._sums, self._count = {}, 0
+        return means
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for model in self.models.values() for p in model.parameters() if p.requires_grad]
+
+    def _differentiate(self, terms: Terms) -> None:
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(terms.values())).sum().backward()
+
+    def _log(self, terms: Terms) -> None:
+        for name, term in terms.items():
+            self._sums[name] = self._sums.get(name, torch.zeros((), device=term.device)) + term.detach()
+        self._count += 1
+
+
+@contextmanager
+def own_streams(models: Models, seeds: Mapping[str, int]) -> Iterator[None]:
+    """Give each model its own random stream, swapped in around its forward.
+
+    Dropout in one model then draws the same numbers whether or not another model trains beside it.
+    """
+    with ExitStack() as stack:
+        for name, model in models.items():
+            stream = _Stream(seeds[name])
+            stack.callback(model.register_forward_pre_hook(stream.enter).remove)
+            stack.callback(model.register_forward_hook(stream.leave, always_call=True).remove)
+        yield
+
+
+class _Stream:
+    def __init__(self, seed: int) -> None:
+        self.own = torch.Generator().manual_seed(seed).get_state()
+        self.others = self.own
+
+    def enter(self, *_: object) -> None:
+        self.others = torch.get_rng_state()
+        torch.set_rng_state(self.own)
+
+    def leave(self, *_: object) -> None:
+        self.own = torch.get_rng_state()
+        torch.set_rng_state(self.others)

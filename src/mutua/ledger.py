@@ -1,0 +1,88 @@
+"""The ledger: what crossed between clients and server, and the check of what may."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from mutua.errors import Refused
+from mutua.message import Kind, Message
+
+Direction = Literal["up", "down"]
+Shares = Mapping[Kind, str]
+
+
+class Entry(NamedTuple):
+    """One part of one message: `values` numbers in `arrays` arrays. Up is from client to server."""
+
+    round: int
+    client: str
+    direction: Direction
+    kind: str
+    name: str
+    arrays: int
+    values: int
+    bytes: int
+
+
+class Ledger:
+    """Every part of every message that crossed. The entries of a message add up to its encoded length."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def record(self, round: int, client: str, direction: Direction, message: Message | None) -> None:
+        """Enter a message; None is no message and no bytes."""
+        if message is None:
+            return
+        for name, part in message.items():
+            row = Entry(round, client, direction, part.kind, name, len(part.arrays), part.values, part.nbytes)
+            self.entries.append(row)
+        self.entries.append(Entry(round, client, direction, "envelope", "", 0, 0, message.envelope))
+
+    def bytes(self, direction: Direction, client: str | None = None) -> int:
+        """How many bytes crossed in this direction, of one client or of all."""
+        return sum(e.bytes for e in self if e.direction == direction and client in (None, e.client))
+
+    def kinds(self, direction: Direction, client: str | None = None) -> dict[str, int]:
+        """Bytes by what they were, such as {"weights: meme": 246824}."""
+        totals: dict[str, int] = {}
+        for e in self:
+            if e.direction == direction and client in (None, e.client) and e.kind != "envelope":
+                label = f"{e.kind}: {e.name}"
+                totals[label] = totals.get(label, 0) + e.bytes
+        return totals
+
+    def write(self, path: Path) -> None:
+        """The ledger as a tidy CSV file."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(Entry._fields)
+            writer.writerows(self.entries)
+
+
+def may_leave(client: str, message: Message | None, shares: Shares, brief: Message | None) -> None:
+    """Refuse, by name, a message that holds anything the method did not declare.
+
+    Weights may carry only the names that the server's own weights have, so an adaptor or a personal
+    model cannot slip out inside a declared part.
+    """
+    if message is None:
+        return
+    for name, part in message.items():
+        if shares.get(part.kind) != name:
+            declared = ", ".join(f"{kind} '{what}'" for kind, what in shares.items()) or "nothing"
+            raise Refused(f"client {client}: {part.kind} '{name}' may not leave; the method declares {declared}")
+        if part.kind is Kind.WEIGHTS:
+            known = {key for sent in (brief or {}).values() if sent.kind is Kind.WEIGHTS for key in sent.arrays}
+            extra = sorted(set(part.arrays) - known)
+            if extra:
+                raise Refused(f"client {client}: weights '{extra[0]}' may not leave; the global has no such name")

@@ -1,0 +1,159 @@
+"""Messages: the named arrays and numbers that cross between a client and the server.
+
+A message is made of parts, each of a declared kind. As bytes it is one safetensors file, so reading
+one can never run code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mutua.errors import Refused
+
+Tensors = dict[str, Tensor]
+
+
+class Kind(StrEnum):
+    """What a part of a message is."""
+
+    WEIGHTS = "weights"
+    COUNT = "count"
+    METRIC = "metric"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Arrays of one kind. A lone number is an array without dimensions under the empty name."""
+
+    kind: Kind
+    arrays: Tensors
+
+    @property
+    def values(self) -> int:
+        """How many numbers it holds."""
+        return sum(array.numel() for array in self.arrays.values())
+
+    @property
+    def nbytes(self) -> int:
+        """What its numbers take on the wire, from shapes alone."""
+        return sum(array.numel() * array.element_size() for array in self.arrays.values())
+
+
+class Message(Mapping[str, Part]):
+    """Parts by name, such as "meme" (weights) and "samples" (a count)."""
+
+    def __init__(self, **parts: Part) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> Part:
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def arrays(self, name: str) -> Tensors:
+        """The arrays of the part of this name."""
+        return self._parts[name].arrays
+
+    def number(self, name: str) -> float:
+        """The number in the part of this name."""
+        return self._parts[name].arrays[""].item()
+
+    @property
+    def envelope(self) -> int:
+        """Bytes of the safetensors header: what the names and shapes take beside the numbers."""
+        signature = tuple(
+            (key, _DTYPES[array.dtype], tuple(array.shape), array.element_size())
+            for key, array in self._flat().items()
+        )
+        return _header_bytes(signature)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the encoded message, computed from names and shapes."""
+        return self.envelope + sum(part.nbytes for part in self.values())
+
+    def encode(self) -> bytes:
+        """The message as one safetensors file."""
+        from safetensors.torch import save
+
+        # Cloned because safetensors refuses arrays that share memory, as tied weights do.
+        return save({key: array.detach().cpu().contiguous().clone() for key, array in self._flat().items()})
+
+    @staticmethod
+    def decode(data: bytes) -> Message:
+        """The message in these bytes; `Refused` where they are none."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            flat = load(data)
+        except (SafetensorError, ValueError, KeyError, OverflowError) as error:
+            raise Refused(f"not a message: {error}") from None
+        parts: dict[str, Part] = {}
+        for key, array in flat.items():
+            kind, _, rest = key.partition("/")
+            name, slash, array_name = rest.partition("/")
+            if kind not in Kind.__members__.values() or not slash:
+                raise Refused(f"not a message: entry '{key}' has no known kind")
+            part = parts.setdefault(name, Part(Kind(kind), {}))
+            if part.kind != kind:
+                raise Refused(f"not a message: part '{name}' has two kinds")
+            part.arrays[array_name] = array
+        return Message(**parts)
+
+    def _flat(self) -> Tensors:
+        return {
+            f"{part.kind}/{name}/{key}": array
+            for name, part in self._parts.items()
+            for key, array in part.arrays.items()
+        }
+
+
+def weights(state: Mapping[str, Tensor]) -> Part:
+    """A part that holds a model's weights and buffers."""
+    return Part(Kind.WEIGHTS, dict(state))
+
+
+def count(number: int) -> Part:
+    """A part that holds one whole number."""
+    return Part(Kind.COUNT, {"": torch.tensor(number, dtype=torch.int64)})
+
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_RANK = {name: i for i, name in enumerate(["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64"])}
+
+
+@lru_cache(maxsize=1024)
+def _header_bytes(signature: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> int:
+    """Length of safetensors' header for arrays of these names, types and shapes."""
+    header: dict[str, object] = {}
+    offset = 0
+    # The widest type first, then by name: the format's own order, which the offsets depend on.
+    for name, dtype, shape, width in sorted(signature, key=lambda e: (-_RANK[e[1]], e[0])):
+        end = offset + width * int(torch.Size(shape).numel())
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + -(-len(text) // 8) * 8

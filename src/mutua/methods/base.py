@@ -1,0 +1,204 @@
+"""What a method is: an objective and an exchange, in a few verbs.
+
+A method never says how to loop over clients, batch data, place tensors, send bytes, save, log or draw.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import nn
+
+from mutua.errors import InputError, Refused, suggest
+from mutua.explain import explain
+from mutua.federation import Federation
+from mutua.imports import by_path
+from mutua.learning import merging
+from mutua.learning.schedules import Cosine, Linear, Listed, value
+from mutua.learning.trainer import Batch, Models, Numbers, Terms
+from mutua.ledger import Shares
+from mutua.message import Kind, Message, weights
+from mutua.models import Architecture, shared_names
+from mutua.participant import EarlyStopping, Participant, initial_seed
+from mutua.store import State
+
+How = Literal["global", "finetune", "mutual"]
+
+
+@dataclass
+class Server:
+    """Holds the shared state; sees only messages. `state["global"]` is the shared model."""
+
+    clients: tuple[str, ...]
+    seed: int
+    model: Architecture | None
+    channels: int
+    size: int | tuple[int, int]
+    classes: int
+    state: State = field(default_factory=dict)
+
+
+class Method(BaseModel, ABC):
+    """A federated algorithm. Its fields are its hyper-parameters; numbers may be schedules."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    needs_global: ClassVar[bool] = False
+
+    @property
+    def shares(self) -> Shares:
+        """All that may leave a client: the kind of each part and its name."""
+        return {}
+
+    def numbers(self, round: int, rounds: int) -> Numbers:
+        """This round's hyper-parameters, schedules made plain numbers."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        schedules = Linear | Cosine | Listed
+        return Numbers(
+            **{name: value(v, round, rounds) if isinstance(v, schedules) else v for name, v in fields.items()}
+        )
+
+    def arrange(self, federation: Federation) -> Federation:
+        """The federation as this method sees it; the same one but for `Centralised`."""
+        return federation
+
+    @abstractmethod
+    def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
+        """What a client minimises: named terms, which the trainer sums, differentiates and logs."""
+
+    def open(self, server: Server) -> None:
+        """On the server, once: its first state."""
+        return
+
+    def start(self, client: Participant) -> None:
+        """On the client, once, before its first work."""
+        return
+
+    def brief(self, server: Server, round: int, client_id: str) -> Message | None:
+        """On the server: the message for this client this round, or None."""
+        return None
+
+    @abstractmethod
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        """On the client: local work; the message that leaves, or None."""
+
+    def check(self, server: Server, reply: Message) -> None:
+        """On the server: raise `Refused` for a reply that may not be merged."""
+        return
+
+    def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
+        """On the server: the next state, of replies in client-id order."""
+        return
+
+    def finish(self, client: Participant, brief: Message | None) -> None:
+        """On the client, once, after the last round."""
+        return
+
+    def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
+        """On a newcomer, which comes after training: make a model of its own of what is shared."""
+        raise InputError(f"method {self.name}: it has no global model that a newcomer could join with")
+
+    @abstractmethod
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        """On the client: the model it serves with, given the next brief. Changes no state."""
+
+
+class Hub(Method):
+    """A method whose clients fork a global model and send their trained memes to be merged."""
+
+    needs_global: ClassVar[bool] = True
+
+    @property
+    def shares(self) -> Shares:
+        """The meme, or its shared part."""
+        return {Kind.WEIGHTS: "meme"}
+
+    def open(self, server: Server) -> None:
+        """Initialise the global under the public seed; only its shared part is kept."""
+        assert server.model is not None
+        module = server.model.build(
+            channels=server.channels, size=server.size, classes=server.classes, seed=initial_seed(server.seed)
+        )
+        state = module.state_dict()
+        server.state["global"] = {name: state[name] for name in shared_names(module, server.model.share)}
+
+    def brief(self, server: Server, round: int, client_id: str) -> Message | None:
+        """The global."""
+        return Message(**{"global": weights(server.state["global"])})
+
+    def check(self, server: Server, reply: Message) -> None:
+        """The meme must be the global's in names, shapes and types, and finite."""
+        if "meme" not in reply:
+            raise Refused("it holds no weights 'meme'")
+        merging.fits(reply.arrays("meme"), server.state["global"])
+
+    def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
+        """Weighted mean of the memes."""
+        memes = [reply.arrays("meme") for reply in replies.values()]
+        server.state["global"] = merging.mean(memes, self.merge_weights(replies))
+
+    def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
+        """How much each reply counts; uniform unless a method says otherwise."""
+        return [1.0] * len(replies)
+
+    def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
+        """Use the global as it is, or continue it on the newcomer's data until validation says stop."""
+        if how == "mutual":
+            raise InputError(f"how: 'mutual', but {self.name} does no mutual learning; use 'global' or 'finetune'")
+        if how == "finetune":
+            self.tune(client, brief, EarlyStopping(watch="tuned"))
+
+    def tune(self, client: Participant, brief: Message | None, until: EarlyStopping) -> None:
+        """Continue the global on the client's own data and keep the result."""
+        model = client.fork(brief)
+        client.fit(_cross_entropy, {"tuned": model}, until=until)
+        client.keep("tuned", model)
+
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        """The global, or what the client tuned it to."""
+        return client.model("tuned") if "tuned" in client.state else client.fork(brief)
+
+
+def _cross_entropy(models: Models, batch: Batch, hp: Numbers) -> Terms:
+    return {name: batch.task.loss(model(batch.x), batch.y) for name, model in models.items()}
+
+
+_METHODS: dict[str, type[Method]] = {}
+
+
+def register(method: type[Method]) -> type[Method]:
+    """Make a method known by its name."""
+    _METHODS[method.name] = method
+    return method
+
+
+def names() -> list[str]:
+    """The names of all known methods."""
+    return sorted(_METHODS)
+
+
+def of(spec: Mapping[str, Any]) -> Method:
+    """The method that a recipe's `method:` section describes."""
+    options = dict(spec)
+    name = str(options.pop("name", ""))
+    found = by_path(name, "method.name") if ":" in name else _METHODS.get(name.lower())
+    if found is None:
+        raise InputError(f"method.name: '{name}' is not a method; {suggest(name, names())}")
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise InputError(f"method.name: '{name}' is not a Method class")
+    try:
+        return found(**options)
+    except ValidationError as error:
+        raise InputError(explain(error, found, "method")) from None
+
+
+def spec(method: Method) -> dict[str, Any]:
+    """The `method:` section that describes this method, defaults filled in."""
+    known = _METHODS.get(method.name) is type(method)
+    name = method.name if known else f"{type(method).__module__}:{type(method).__qualname__}"
+    return {"name": name, **method.model_dump(mode="json")}

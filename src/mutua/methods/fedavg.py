@@ -1,0 +1,103 @@
+"""FedAvg and its relatives: one model for all.
+
+McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data";
+Li et al. 2020, "Federated optimization in heterogeneous networks" (FedProx).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from mutua.errors import Refused
+from mutua.learning.schedules import Schedule, within
+from mutua.learning.trainer import Batch, Models, Numbers, Terms
+from mutua.ledger import Shares
+from mutua.message import Kind, Message, count, weights
+from mutua.methods.base import Hub, Server, register
+from mutua.participant import EarlyStopping, Participant
+
+
+@register
+class FedAvg(Hub):
+    """Fork the global, train it on own data, merge weighted by the number of samples."""
+
+    name: ClassVar[str] = "fedavg"
+    weights: Literal["samples", "uniform"] = "samples"
+    serve: Literal["global", "local"] = "global"
+
+    @property
+    def shares(self) -> Shares:
+        """The meme, and n_k where the merge needs it."""
+        meme = {Kind.WEIGHTS: "meme"}
+        return meme | {Kind.COUNT: "samples"} if self.weights == "samples" else meme
+
+    def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
+        """F_k of fml-2023, Eq. (1): cross-entropy on own data."""
+        return {"meme": batch.task.loss(models["meme"](batch.x), batch.y)}
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        """Fork, fit, send."""
+        models = self.models(client, brief)
+        client.fit(self.objective, models)
+        if self.serve == "local":
+            client.keep("local", models["meme"])
+        reply = {"meme": weights(client.shared(models["meme"]))}
+        return Message(**reply, **({"samples": count(client.samples)} if self.weights == "samples" else {}))
+
+    def models(self, client: Participant, brief: Message | None) -> dict[str, nn.Module]:
+        """What the objective works on."""
+        return {"meme": client.fork(brief)}
+
+    def check(self, server: Server, reply: Message) -> None:
+        """Besides the meme, n_k must be a count."""
+        super().check(server, reply)
+        if self.weights == "samples" and ("samples" not in reply or reply.number("samples") < 1):
+            raise Refused("its number of samples is missing or below 1")
+
+    def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
+        """n_k / n of fml-2023, Eq. (2), or uniform."""
+        if self.weights == "uniform":
+            return super().merge_weights(replies)
+        return [reply.number("samples") for reply in replies.values()]
+
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        """The global; by option the client's last local copy of it."""
+        if self.serve == "local" and "local" in client.state:
+            return client.model("local")
+        return super().predictor(client, brief)
+
+
+@register
+class FedProx(FedAvg):
+    """FedAvg with a proximal term (μ/2)‖w − w_G‖² that holds the meme near the global."""
+
+    name: ClassVar[str] = "fedprox"
+    mu: Annotated[Schedule, within(0, 1e6)] = 0.01
+
+    def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
+        """Li et al. 2020, Eq. (2)."""
+        near = zip(models["meme"].parameters(), models["global"].parameters(), strict=True)
+        distance = torch.stack([(w - g).square().sum() for w, g in near]).sum()
+        return {"meme": super().objective(models, batch, hp)["meme"] + hp.mu / 2 * distance}
+
+    def models(self, client: Participant, brief: Message | None) -> dict[str, nn.Module]:
+        """The meme, and the global it was forked from."""
+        return {"meme": client.fork(brief), "global": client.frozen(brief)}
+
+
+@register
+class FineTuned(FedAvg):
+    """FedAvg, then each client continues the global on its own data until validation says stop."""
+
+    name: ClassVar[str] = "finetuned"
+    patience: int = Field(10, ge=1)
+    tune_epochs: int = Field(200, ge=1)
+
+    def finish(self, client: Participant, brief: Message | None) -> None:
+        """Continue the last global on own data."""
+        self.tune(client, brief, EarlyStopping("tuned", self.patience, self.tune_epochs))

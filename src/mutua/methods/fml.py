@@ -1,0 +1,84 @@
+"""FML, federated mutual learning: clients keep models of their own and share a meme.
+
+Shen et al. 2020, "Federated mutual learning" (Eq. 3); Shen et al. 2023, "Federated mutual learning: a
+collaborative machine learning method for heterogeneous data, models, and objectives" (Eqs. 5 and 6,
+Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import model_validator
+from torch import nn
+
+from mutua.errors import InputError
+from mutua.learning.schedules import NAMED, Schedule, value, within
+from mutua.learning.trainer import Batch, Models, Numbers, Terms
+from mutua.message import Message, weights
+from mutua.methods.base import How, Hub, register
+from mutua.participant import EarlyStopping, Participant
+
+Share = Annotated[Schedule, within(0, 1)]
+
+
+@register
+class FML(Hub):
+    """The personal model and the meme teach each other; only memes are merged, all alike."""
+
+    name: ClassVar[str] = "fml"
+    alpha: Share = 0.5
+    beta: Share = 0.5
+    temperature: Annotated[Schedule, within(1e-3, 1e3)] = 1.0
+    init: Literal["own", "global"] = "own"
+    schedule: Literal["early-alpha-late-beta"] | None = None
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> FML:
+        given = self.model_fields_set & {"alpha", "beta"}
+        if self.schedule is not None and given:
+            raise ValueError(f"schedule '{self.schedule}' sets alpha and beta; leave out {min(given)}")
+        return self
+
+    def numbers(self, round: int, rounds: int) -> Numbers:
+        """α and β by the named schedule where one is given."""
+        numbers = super().numbers(round, rounds)
+        if self.schedule is not None:
+            numbers.alpha, numbers.beta = (value(s, round, rounds) for s in NAMED[self.schedule])
+        return numbers
+
+    def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
+        """L_local = α·CE + (1−α)·KL(meme ‖ personal), L_meme = β·CE + (1−β)·KL(personal ‖ meme)."""
+        loss, divergence = batch.task.loss, batch.task.divergence
+        personal, meme = models["personal"](batch.x), models["meme"](batch.x)
+        from_meme = divergence(meme.detach(), personal, hp.temperature)
+        from_personal = divergence(personal.detach(), meme, hp.temperature)
+        return {
+            "personal": hp.alpha * loss(personal, batch.y) + (1 - hp.alpha) * from_meme,
+            "meme": hp.beta * loss(meme, batch.y) + (1 - hp.beta) * from_personal,
+        }
+
+    def start(self, client: Participant) -> None:
+        """The personal model starts on its own, or as the global did where it has the same shape."""
+        same = client.client.model == client.job.global_architecture
+        client.initialise("personal", like="global" if self.init == "global" and same else "own")
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        """Fork the meme, let both teach each other on own data, send the meme. n_k stays at home."""
+        models = {"personal": client.model("personal"), "meme": client.fork(brief)}
+        client.fit(self.objective, models)
+        return Message(meme=weights(client.shared(models["meme"])))
+
+    def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
+        """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global."""
+        if how != "mutual":
+            return super().personalise(client, brief, how)
+        if not len(client.client.val):
+            raise InputError(f"client {client.client.id}: no validation samples; 'mutual' stops early by them")
+        self.start(client)
+        models = {"personal": client.model("personal"), "meme": client.fork(brief)}
+        client.fit(self.objective, models, until=EarlyStopping(watch="personal"))
+
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        """A participant serves with its personal model, a newcomer with the global or what it made of it."""
+        return client.model("personal") if "personal" in client.state else super().predictor(client, brief)

@@ -1,0 +1,288 @@
+"""A client at work: its data, its private store and the trainer, as a method sees them.
+
+`work` makes a transaction of it: what a method does to the staged store and what it replies are
+committed together, and a brief that comes twice is answered from the commit.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import nn
+
+from mutua.errors import MutuaError, RunError
+from mutua.federation import Client, build
+from mutua.learning.evaluation import measure
+from mutua.learning.optimizers import restore, state_of
+from mutua.learning.task import Task
+from mutua.learning.trainer import Loader, Models, Objective, Trainer, own_streams
+from mutua.ledger import may_leave
+from mutua.message import Message, Tensors
+from mutua.models import Architecture, shared_names
+from mutua.plan import Plan
+from mutua.seeds import derive, private, public, torch_stream
+from mutua.store import State, Store
+
+if TYPE_CHECKING:
+    from mutua.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Job:
+    """What everybody in a run knows: the method, the plan, the global's architecture."""
+
+    method: Method
+    plan: Plan
+    global_model: Architecture | None
+
+    @property
+    def global_architecture(self) -> Architecture:
+        """The global's architecture, for methods that have one."""
+        assert self.global_model is not None, "Federation.check refuses a hub method without a global model"
+        return self.global_model
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client sent, and what an observer of the simulation saw of its work."""
+
+    message: Message | None
+    terms: dict[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Train until the validation loss of the model `watch` has not improved for `patience` epochs."""
+
+    watch: str
+    patience: int = 10
+    epochs: int = 200
+
+
+class Participant:
+    """One client in one round. Methods train through it and keep things in its staged `state`."""
+
+    def __init__(self, job: Job, client: Client, state: State, round: int, modules: Modules) -> None:
+        self.job, self.client, self.state, self.round = job, client, state, round
+        self.modules = modules
+        self.numbers = job.method.numbers(min(max(round, 1), job.plan.rounds or 1), job.plan.rounds or 1)
+        self.terms: dict[str, float] = {}
+        self._seed = private(job.plan.seed, client.id)
+
+    @property
+    def task(self) -> Task:
+        """What the client's labels mean."""
+        return self.client.task
+
+    @property
+    def samples(self) -> int:
+        """How many training samples it has."""
+        return len(self.client.train)
+
+    # Models
+
+    def initialise(self, name: str = "personal", like: Literal["own", "global"] = "own") -> None:
+        """Put a new model into the store: of the client's seed, or as the global started."""
+        own = like == "own"
+        architecture = self.client.model if own else self.job.global_architecture
+        seed = derive(self._seed, name, "initialisation") if own else initial_seed(self.job.plan.seed)
+        self.state[name] = _copy(build(architecture, self.client, seed))
+
+    def model(self, name: str = "personal") -> nn.Module:
+        """A model from the store: the personal one by the client's design, others by the global's."""
+        architecture = self.client.model if name == "personal" else self.job.global_architecture
+        return self.modules.get(name, architecture, self.client, self.state[name])
+
+    def fork(self, brief: Message | None) -> nn.Module:
+        """The meme: the global of the brief, spliced with the client's adaptor where it is partial."""
+        return self._spliced("meme", brief)
+
+    def frozen(self, brief: Message | None) -> nn.Module:
+        """The same, untrainable: what the meme was when it was forked."""
+        return self._spliced("global", brief).requires_grad_(False)
+
+    def _spliced(self, role: str, brief: Message | None) -> nn.Module:
+        assert brief is not None, "a hub method briefs every client with the global"
+        shared = brief.arrays("global")
+        architecture = self.job.global_architecture
+        if architecture.share != "all" and "adaptor" not in self.state:
+            fresh = build(architecture, self.client, derive(self._seed, "adaptor", "initialisation"))
+            self.state["adaptor"] = {k: v for k, v in _copy(fresh).items() if k not in shared}
+        return self.modules.get(role, architecture, self.client, {**self.state.get("adaptor", {}), **shared})
+
+    def shared(self, meme: nn.Module) -> Tensors:
+        """The part of the meme that the federation shares: all that may leave of it."""
+        state = _copy(meme)
+        return {name: state[name] for name in shared_names(meme, self.job.global_architecture.share)}
+
+    def keep(self, name: str, model: nn.Module) -> None:
+        """Put a model's weights into the store."""
+        self.state[name] = _copy(model)
+
+    # Learning
+
+    def fit(self, objective: Objective, models: Models, *, until: EarlyStopping | None = None) -> None:
+        """Train for the round's epochs or steps, or `until` a model stops improving on validation data.
+
+        A model that is in the store goes on with its optimizer's memory, and both are kept there; a
+        fork begins anew, and of it only the adaptor is kept.
+        """
+        plan, modules = self.job.plan, dict(models)
+        lr = plan.optimizer.rate(min(max(self.round, 1), plan.rounds or 1), plan.rounds or 1)
+        trainable = {n: [p for p in m.parameters() if p.requires_grad] for n, m in modules.items()}
+        optimizers = {n: plan.optimizer.build(p, lr) for n, p in trainable.items() if p}
+        for name, optimizer in optimizers.items():
+            if f"{name}.optimizer" in self.state:
+                restore(optimizer, self.state[f"{name}.optimizer"])
+        for module in modules.values():
+            module.train()
+        loader = Loader(
+            self.client.train,
+            self.task,
+            plan.batch_size,
+            torch_stream(self._seed, self.round, "batches"),
+            join_single=self._has_batch_norm(),
+            augmentations=plan.augment,
+            device=self.modules.device,
+        )
+        trainer = Trainer(modules, optimizers, self.numbers)
+        with own_streams(modules, {name: derive(self._seed, self.round, name, "forward") for name in modules}):
+            if until is not None and len(self.client.val):
+                self._fit_until(trainer, loader, objective, until)
+            else:
+                amount = loader.steps(plan.steps) if plan.steps else loader.epochs(plan.epochs or 1)
+                for batch in amount:
+                    trainer.step(objective, batch)
+        self.terms |= trainer.terms()
+        for name, module in modules.items():
+            if name in self.state:
+                self.keep(name, module)
+                self.state[f"{name}.optimizer"] = state_of(optimizers[name])
+            elif name == "meme" and "adaptor" in self.state:
+                self.state["adaptor"] = {k: v for k, v in _copy(module).items() if k in self.state["adaptor"]}
+
+    def _fit_until(self, trainer: Trainer, loader: Loader, objective: Objective, until: EarlyStopping) -> None:
+        """The best epoch's weights, epoch 0 included, are copied and put back at the end."""
+        watched = trainer.models[until.watch]
+        best, worse = float("inf"), 0
+        kept: dict[str, Tensors] = {}
+        for epoch in range(until.epochs + 1):
+            for batch in loader.epochs(1 if epoch else 0):
+                trainer.step(objective, batch)
+            loss = measure(watched, self.client.val, self.task, self.modules.device)["loss"]
+            if not kept or (loss is not None and loss < best):
+                best, worse = loss or 0.0, 0
+                kept = {name: _copy(model) for name, model in trainer.models.items()}
+            else:
+                worse += 1
+            if worse == until.patience:
+                break
+        for name, model in trainer.models.items():
+            model.load_state_dict(kept[name])
+
+    def _has_batch_norm(self) -> bool:
+        """Whether any model of this client normalises batches: the same answer for every method."""
+        roles = [("personal", self.client.model)]
+        if self.job.global_model is not None:
+            roles.append(("meme", self.job.global_model))
+        return any(self.modules.has_batch_norm(role, a, self.client) for role, a in roles)
+
+
+@dataclass
+class Modules:
+    """Built modules, one a role and shape, filled with a client's weights while it is at work.
+
+    All that a model learns must be in its `state_dict`: anything else would be shared by clients.
+    """
+
+    device: torch.device
+    built: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+
+    def get(self, role: str, architecture: Architecture, client: Client, state: Tensors) -> nn.Module:
+        """The module for this role, with these weights."""
+        module = self._module(role, architecture, client)
+        module.load_state_dict(state)
+        return module
+
+    def has_batch_norm(self, role: str, architecture: Architecture, client: Client) -> bool:
+        """Whether the module normalises over the batch."""
+        norms = nn.modules.batchnorm._BatchNorm
+        return any(isinstance(m, norms) for m in self._module(role, architecture, client).modules())
+
+    def _module(self, role: str, architecture: Architecture, client: Client) -> nn.Module:
+        key = (role, id(architecture), client.train.x.shape[1:], len(client.task.classes))
+        if key not in self.built:
+            self.built[key] = build(architecture, client, seed=0).to(self.device)
+        return self.built[key]
+
+
+def initial_seed(seed: int) -> int:
+    """The seed of the global's first weights: public, so everybody can compute them."""
+    return derive(public(seed), "global", "initialisation")
+
+
+def work(
+    job: Job,
+    client: Client,
+    store: Store,
+    verb: Literal["start", "train", "finish"],
+    round: int,
+    brief: Message | None,
+    modules: Modules,
+) -> Reply:
+    """Do one client's work of one round as a transaction."""
+    done = store.committed(round)
+    if done is not None:
+        return Reply(done.reply, {}, 0.0)
+    began = time.perf_counter()
+    participant = Participant(job, client, store.stage(round), round, modules)
+    message: Message | None = None
+    try:
+        if verb == "start":
+            job.method.start(participant)
+        elif verb == "train":
+            message = job.method.train(participant, brief)
+        else:
+            job.method.finish(participant, brief)
+    except MutuaError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise RunError(f"client {client.id}, round {round}: {type(error).__name__}: {reason}") from error
+    may_leave(client.id, message, job.method.shares, brief)
+    store.commit(round, participant.state, message)
+    return Reply(message, participant.terms, time.perf_counter() - began)
+
+
+def assess(
+    job: Job, client: Client, store: Store, round: int, brief: Message | None, modules: Modules
+) -> dict[tuple[str, str], dict[str, float | None]]:
+    """Metrics of the client's predictor and of the global on its own data, by (model, split).
+
+    Nothing is committed: an evaluation leaves no trace in a store.
+    """
+    participant = Participant(job, client, store.stage(round + 1), round, modules)
+    found: dict[tuple[str, str], dict[str, float | None]] = {}
+    splits = {"val": client.val, "test": client.test}
+
+    def judge(name: str, model: nn.Module) -> None:
+        for split, samples in splits.items():
+            found[name, split] = measure(model, samples, client.task, modules.device)
+
+    meme = participant.fork(brief) if brief is not None and "global" in brief else None
+    if meme is not None:
+        judge("global", meme)
+    predictor = job.method.predictor(participant, brief)
+    if predictor is meme:
+        found |= {("predictor", split): found["global", split] for split in splits}
+    else:
+        judge("predictor", predictor)
+    return found
+
+
+def _copy(module: nn.Module) -> Tensors:
+    return {name: array.detach().clone().cpu() for name, array in module.state_dict().items()}

@@ -1,0 +1,236 @@
+"""Recipes: a whole experiment in a file, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from mutua.data.partitions import IID, Partition
+from mutua.data.sources import Source, load
+from mutua.data.splits import Dealt, Split, split_and_deal
+from mutua.errors import InputError
+from mutua.explain import explain
+from mutua.federation import Federation
+from mutua.methods import base
+from mutua.methods.base import Method
+from mutua.models import Architecture
+from mutua.plan import Plan
+from mutua.seeds import derive
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, arbitrary_types_allowed=True)
+
+
+class Data(_Section):
+    """Where samples come from and how many are used."""
+
+    name: str
+    path: Path | None = None
+    image_size: int | None = Field(None, ge=1)
+    samples_per_client: int | None = Field(None, ge=1)
+    test_samples: int | None = Field(None, ge=1)
+    split: Split = Split()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+    def source(self, data_dir: Path | None) -> Source:
+        """The samples, loaded."""
+        return load(self.name, data_dir=data_dir, path=self.path, image_size=self.image_size)
+
+
+class Models(_Section):
+    """The global's architecture, and one for all clients or one a client."""
+
+    global_model: Architecture | None = Field(None, alias="global")
+    clients: Architecture | list[Architecture] | None = None
+
+    @field_validator("global_model", mode="before")
+    @classmethod
+    def _read_global(cls, value: Any) -> Any:
+        return None if value is None else Architecture.of(value)
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _read_clients(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return [Architecture.of(one) for one in value]
+        return None if value is None else Architecture.of(value)
+
+
+class ClientEntry(_Section):
+    """One client with data and a model of its own."""
+
+    id: str
+    data: Data
+    model: Architecture
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _read_model(cls, value: Any) -> Any:
+        return Architecture.of(value)
+
+
+class Recipe(Plan):
+    """Data, partition, models, method and plan."""
+
+    model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True)
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
+    data: Data | None = None
+    partition: Partition | None = None
+    models: Models = Models()
+    clients: list[ClientEntry] | None = Field(None, min_length=1)
+    method: SerializeAsAny[Method]
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _read_method(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        return base.of(value) if isinstance(value, Mapping) else value
+
+    @field_serializer("method")
+    def _write_method(self, method: Method) -> dict[str, Any]:
+        return base.spec(method)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Recipe:
+        if self.clients is not None:
+            for field in ("data", "partition"):
+                if getattr(self, field) is not None:
+                    raise ValueError(f"clients and {field} are both given; a recipe has one of them")
+            if self.models.clients is not None:
+                raise ValueError("clients and models.clients are both given; each client names its own model")
+        elif self.data is None or self.partition is None:
+            missing = "data" if self.data is None else "partition"
+            raise ValueError(f"{missing} is missing; give data and partition, or clients")
+        elif self.models.clients is None and self.models.global_model is None:
+            raise ValueError("models is missing; name models.global, models.clients or both")
+        return self
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
+        """The recipe in a YAML file, with `a.b=c` overrides."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"recipe: {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"recipe: {path} is not a text file") from None
+        try:
+            tree = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"recipe: {path}: {' '.join(str(error).split())}") from None
+        if not isinstance(tree, dict):
+            raise InputError(f"recipe: {path} holds {type(tree).__name__}, not keys and values")
+        for override in overrides:
+            _set(tree, override)
+        return cls.of(tree, path)
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Recipe:
+        """The recipe of a mapping such as YAML gives; a relative data path is the recipe's neighbour."""
+        try:
+            recipe = cls.model_validate(dict(tree))
+        except ValidationError as error:
+            where = f"{path}: " if path else ""
+            raise InputError(where + explain(error, cls)) from None
+        return recipe
+
+    def with_(self, **changes: Any) -> Recipe:
+        """The same recipe with some fields changed."""
+        return self.model_copy(update=changes)
+
+    def plan(self) -> Plan:
+        """How long, how fast and with which seed."""
+        return Plan(**{name: getattr(self, name) for name in Plan.model_fields})
+
+    def federation(self, data_dir: Path | None = None) -> Federation:
+        """The clients, with their data loaded and dealt."""
+        if self.clients is not None:
+            return self._of_clients(data_dir)
+        assert self.data is not None and self.partition is not None
+        source = self.data.source(data_dir)
+        dealt = _deal(source, self.data, self.partition, self.seed)
+        return Federation.of(dealt, self.models.clients, self.models.global_model)
+
+    def _of_clients(self, data_dir: Path | None) -> Federation:
+        assert self.clients is not None
+        sources: dict[str, Source] = {}
+        parts, notes = [], []
+        for entry in self.clients:
+            key = entry.data.model_dump_json()
+            source = sources.setdefault(key, entry.data.source(data_dir))
+            dealt = _deal(source, entry.data, IID(clients=1), derive(self.seed, entry.id))
+            parts.append(replace(dealt.clients[0], id=entry.id))
+            notes += [f"{entry.id}: {note}" for note in dealt.notes]
+        models = [entry.model for entry in self.clients]
+        return Federation.of_clients(parts, models, self.models.global_model, tuple(notes))
+
+    def dump(self) -> str:
+        """The full recipe as YAML, defaults filled in."""
+        tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def _deal(source: Source, data: Data, partition: Partition, seed: int) -> Dealt:
+    dealt = split_and_deal(
+        source.train,
+        source.test,
+        partition,
+        data.split,
+        samples_per_client=data.samples_per_client,
+        test_samples=data.test_samples,
+        seed=seed,
+    )
+    return replace(dealt, notes=[*dealt.notes, source.note]) if source.note else dealt
+
+
+def _set(tree: dict[str, Any], override: str) -> None:
+    """Apply `a.b=c`; c is read as YAML."""
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise InputError(f"--set {override}: write it as key.key=value, such as method.alpha=0.3")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"--set {override}: '{text}' is not a YAML value") from None
+    at: Any = tree
+    *parents, last = path.split(".")
+    for key in parents:
+        if isinstance(at, list):
+            at = _item(at, key, override)
+        else:
+            if not isinstance(at.get(key), dict | list):
+                # `data: mnist` is short for `data: {name: mnist}`; an override may add to it.
+                at[key] = {"name": at[key]} if isinstance(at.get(key), str) else {}
+            at = at[key]
+    if isinstance(at, list):
+        _item(at, last, override)
+        at[int(last)] = value
+    else:
+        at[last] = value
+
+
+def _item(items: list[Any], key: str, override: str) -> Any:
+    if not key.isdigit() or int(key) >= len(items):
+        raise InputError(f"--set {override}: '{key}' is no position in a list of {len(items)}; they count from 0")
+    return items[int(key)]

@@ -1,0 +1,138 @@
+"""What a run gives: history, ledger, the global and a predictor for every client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mutua.data.samples import Samples
+from mutua.federation import Client, Federation
+from mutua.history import History
+from mutua.learning.evaluation import probabilities
+from mutua.learning.task import Task
+from mutua.ledger import Ledger
+from mutua.message import Message, Tensors
+from mutua.models import Architecture
+from mutua.participant import Job, Modules, Participant
+from mutua.store import State
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained model with the preprocessing and class names that belong to it."""
+
+    model: nn.Module
+    samples: Samples
+    """A template without samples: classes, preprocessing and the shape of an input."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the columns of a prediction stand for."""
+        return self.samples.classes
+
+    def __call__(self, x: Any) -> Tensor:
+        """Class probabilities (N, classes) for inputs as the client stores them (bytes for images)."""
+        template = self.samples
+        given = Samples.of(
+            x, torch.zeros(len(x)), classes=template.classes, preprocess=template.preprocess, name="x"
+        )
+        return probabilities(self.model, given, Task(template.classes))
+
+    def labels(self, x: Any) -> list[str]:
+        """The most probable class of each input, by name."""
+        return [self.classes[i] for i in self(x).argmax(1).tolist()]
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """One client after a run: its numbers, what it keeps, and the model it serves with."""
+
+    client: Client
+    job: Job
+    state: State
+    brief: Message | None
+    history: History
+
+    @property
+    def id(self) -> str:
+        """The client's id."""
+        return self.client.id
+
+    @property
+    def architecture(self) -> Architecture:
+        """What it serves with: its own design where it has a personal model, else the global's."""
+        return self.client.model if "personal" in self.state else self.job.global_architecture
+
+    @property
+    def predictor(self) -> Predictor:
+        """The model it serves with, ready for raw inputs."""
+        modules = Modules(torch.device("cpu"))
+        participant = Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
+        model = self.job.method.predictor(participant, self.brief).eval()
+        return Predictor(model, self.client.train.take([]))
+
+    def accuracy(self, model: str = "predictor") -> float | None:
+        """Accuracy on its own test data after the last round."""
+        return self.history.last(self.id, model, "test", "accuracy")
+
+    def summary(self) -> dict[str, Any]:
+        """The client's part of a run's JSON."""
+        return {
+            "id": self.id,
+            "model": self.architecture.label,
+            "samples": len(self.client.train),
+            "accuracy": {"predictor": self.accuracy(), "global": self.accuracy("global")},
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    job: Job
+    federation: Federation
+    history: History
+    ledger: Ledger
+    global_state: Tensors | None
+    clients: list[ClientResult]
+    seconds: float
+
+    def mean_accuracy(self, model: str = "predictor") -> float | None:
+        """Unweighted mean over clients of accuracy on their own test data."""
+        return _mean([client.accuracy(model) for client in self.clients])
+
+    def summary(self) -> dict[str, Any]:
+        """What `mutua run --json` prints. Accuracies are after the last round, on test data."""
+        plan = self.job.plan
+        sizes = {c.id: len(c.client.test) for c in self.clients}
+        return {
+            "method": self.job.method.name,
+            "seed": plan.seed,
+            "rounds": plan.rounds,
+            "global": {
+                "accuracy": self.history.last("global", "global", "test", "accuracy"),
+                "loss": self.history.last("global", "global", "test", "loss"),
+            },
+            "clients": [client.summary() for client in self.clients],
+            "mean": {
+                model: {
+                    "accuracy": self.mean_accuracy(model),
+                    "accuracy_by_samples": _mean(
+                        [client.accuracy(model) for client in self.clients],
+                        [sizes[client.id] for client in self.clients],
+                    ),
+                }
+                for model in ("predictor", "global")
+            },
+            "bytes": {"up": self.ledger.bytes("up"), "down": self.ledger.bytes("down")},
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def _mean(values: list[float | None], weights: list[int] | None = None) -> float | None:
+    known = [(v, w) for v, w in zip(values, weights or [1] * len(values), strict=True) if v is not None]
+    return fmean([v for v, _ in known], [w for _, w in known]) if known else None

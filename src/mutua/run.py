@@ -1,0 +1,77 @@
+"""`run`: a method over a federation, from the first brief to the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from mutua.errors import InputError, suggest
+from mutua.explain import explain
+from mutua.federation import Federation
+from mutua.methods.base import Method
+from mutua.participant import Job
+from mutua.plan import Plan
+from mutua.result import ClientResult, Result
+from mutua.rounds import Callback, Engine, Rounds
+
+ENGINES = ["local"]
+
+
+def run(
+    method: Method,
+    federation: Federation,
+    *,
+    plan: Plan | None = None,
+    engine: str = "local",
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Result:
+    """Run a method over a federation.
+
+    Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
+    evaluate_every, seed, ...), given one by one or together as `plan`.
+    """
+    if plan is None:
+        try:
+            plan = Plan(**settings)
+        except ValidationError as error:
+            raise InputError(explain(error, Plan)) from None
+    elif settings:
+        raise InputError(f"run: give either a plan or single settings, not both ({', '.join(settings)})")
+    federation = method.arrange(federation)
+    federation.check(method.needs_global)
+    job = Job(method, plan, federation.global_model)
+    site = _engine(engine)
+    began = time.perf_counter()
+    site.open(job, federation)
+    try:
+        rounds = Rounds(job, federation, site, callbacks)
+        rounds.run()
+        states = site.states()
+    finally:
+        site.close()
+    server = rounds.server
+    clients = [
+        ClientResult(
+            client,
+            job,
+            states[client.id],
+            method.brief(server, plan.rounds + 1, client.id),
+            rounds.history,
+        )
+        for client in federation.clients
+    ]
+    seconds = time.perf_counter() - began
+    shared = server.state.get("global")
+    return Result(job, federation, rounds.history, rounds.ledger, shared, clients, seconds)
+
+
+def _engine(name: str) -> Engine:
+    if name not in ENGINES:
+        raise InputError(f"engine: '{name}' is not an engine; {suggest(name, ENGINES)}")
+    from mutua.engines.local import LocalEngine
+
+    return LocalEngine()

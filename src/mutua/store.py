@@ -1,0 +1,48 @@
+"""The private store: all that a client keeps between rounds, changed in transactions only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mutua.message import Message, Tensors
+
+State = dict[str, Tensors]
+"""Groups of named arrays: "personal", "personal.optimizer", "adaptor", ... Never data."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a client kept and what it replied in one round: one cannot be without the other."""
+
+    round: int
+    state: State
+    reply: Message | None
+
+
+@dataclass
+class Store:
+    """The last two commits of a client, so that a server one round behind can still be answered."""
+
+    commits: list[Commit] = field(default_factory=list)
+
+    def committed(self, round: int) -> Commit | None:
+        """The commit of this round, if its work is done."""
+        return next((commit for commit in self.commits if commit.round == round), None)
+
+    def stage(self, round: int) -> State:
+        """A copy of the newest state from before this round, to work on.
+
+        Arrays are replaced, never changed in place, so copying the two levels of names is enough.
+        """
+        before = [commit for commit in self.commits if commit.round < round]
+        return {group: dict(arrays) for group, arrays in before[-1].state.items()} if before else {}
+
+    def commit(self, round: int, state: State, reply: Message | None) -> None:
+        """Keep state and reply together; what was known of this round or later is replaced."""
+        before = [commit for commit in self.commits if commit.round < round]
+        self.commits = [*before[-1:], Commit(round, state, reply)]
+
+    @property
+    def state(self) -> State:
+        """The newest committed state."""
+        return self.commits[-1].state if self.commits else {}
