@@ -1,0 +1,113 @@
+"""Losses against NumPy, scipy, closed forms and finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax, rel_entr, softmax
+
+from mutua.learning.losses import cross_entropy, kl, kl_each
+from mutua.seeds import torch_stream
+
+N, C = 7, 5
+
+
+def logits(purpose: str, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return 3 * torch.randn(N, C, generator=torch_stream(0, purpose), dtype=dtype)
+
+
+def labels() -> torch.Tensor:
+    return torch.randint(C, (N,), generator=torch_stream(0, "labels"))
+
+
+def test_cross_entropy_is_the_mean_log_probability_of_the_label() -> None:
+    x, y = logits("student"), labels()
+    by_hand = np.mean([-log_softmax(row)[label] for row, label in zip(x.numpy(), y.tolist(), strict=True)])
+    assert cross_entropy(x, y).item() == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_kl_by_hand() -> None:
+    teacher = torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64).log()
+    student = torch.tensor([[0.25, 0.75], [0.25, 0.75]], dtype=torch.float64).log()
+    first = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
+    assert kl_each(teacher, student).numpy() == pytest.approx([first, 0.0], abs=1e-15)
+    # The mean over the batch of the sum over classes; a mean over elements would give first / 4.
+    assert kl(teacher, student).item() == pytest.approx(first / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_kl_equals_scipys_relative_entropy(temperature: float) -> None:
+    teacher, student = logits("teacher"), logits("student")
+    p, q = (softmax(x.numpy() / temperature, axis=1) for x in (teacher, student))
+    expected = temperature**2 * rel_entr(p, q).sum(axis=1)
+    assert kl_each(teacher, student, temperature).numpy() == pytest.approx(expected, rel=1e-10)
+    assert kl(teacher, student, temperature).item() == pytest.approx(expected.mean(), rel=1e-10)
+
+
+def test_kl_does_not_shrink_with_classes_that_nobody_gives_weight() -> None:
+    teacher, student = logits("teacher"), logits("student")
+    unused = torch.full((N, 90), -1e4, dtype=torch.float64)
+    wide = kl(torch.cat([teacher, unused], 1), torch.cat([student, unused], 1))
+    assert wide.item() == pytest.approx(kl(teacher, student).item(), rel=1e-12)
+
+
+def test_kl_points_from_teacher_to_student() -> None:
+    sure, unsure = torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+    p = softmax([4.0, 0.0])
+    assert kl(sure, unsure).item() == pytest.approx(np.sum(p * np.log(2 * p)), rel=1e-6)
+    assert kl(unsure, sure).item() == pytest.approx(-np.mean(np.log(2 * p)), rel=1e-6)
+
+
+def test_kl_is_exactly_zero_where_both_agree() -> None:
+    x = 100 * logits("same", torch.float32)
+    assert torch.equal(kl_each(x, x.clone(), 3.0), torch.zeros(N))
+
+
+def test_no_gradient_reaches_the_teacher() -> None:
+    teacher, student = logits("teacher").requires_grad_(), logits("student").requires_grad_()
+    kl(teacher, student, 2.0).backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+    assert student.grad.abs().sum() > 0
+
+
+def test_gradient_in_closed_form() -> None:
+    teacher, student = logits("teacher"), logits("student").requires_grad_()
+    kl(teacher, student).backward()
+    expected = (softmax(student.detach().numpy(), axis=1) - softmax(teacher.numpy(), axis=1)) / N
+    assert student.grad is not None
+    assert student.grad.numpy() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_gradient_by_finite_differences(temperature: float) -> None:
+    teacher, student = logits("teacher"), logits("student").requires_grad_()
+    kl(teacher, student, temperature).backward()
+    assert student.grad is not None
+    step = 1e-6
+    for i, c in np.ndindex(N, C):
+        nudge = torch.zeros(N, C, dtype=torch.float64)
+        nudge[i, c] = step
+        up, down = (kl(teacher, student.detach() + sign * nudge, temperature).item() for sign in (1, -1))
+        assert student.grad[i, c].item() == pytest.approx((up - down) / (2 * step), abs=1e-8)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    teacher = torch.tensor([[1e4, -1e4, 0.0]])
+    student = torch.tensor([[-1e4, 1e4, 0.0]], requires_grad=True)
+    loss = kl(teacher, student)
+    loss.backward()
+    assert loss.item() == pytest.approx(2e4)
+    assert student.grad is not None
+    assert torch.equal(student.grad, torch.tensor([[-1.0, 1.0, 0.0]]))
+
+
+def test_a_class_the_teacher_rules_out_adds_nothing() -> None:
+    probabilities = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
+    student = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+    loss = kl(probabilities.log(), student)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.25 * np.log(0.75) + 0.75 * np.log(2.25))
+    assert student.grad is not None
+    assert student.grad.numpy() == pytest.approx(1 / 3 - probabilities.numpy())
