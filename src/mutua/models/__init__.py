@@ -1,0 +1,8 @@
+"""Models: the zoo, users' own, and how any of them splits into body and head."""
+
+from mutua.models import mobile, plain, resnet, small  # noqa: F401  (they register themselves)
+from mutua.models.architecture import Architecture
+from mutua.models.registry import describe, names, register
+from mutua.models.splice import head_of, shared_names
+
+__all__ = ["Architecture", "describe", "head_of", "names", "register", "shared_names"]

@@ -1,0 +1,183 @@
+"""Architecture: what a recipe or a user says about one model, and how it is built."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import reprlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from torch import Tensor, nn
+
+from mutua.errors import InputError, suggest
+from mutua.imports import by_path
+from mutua.models import registry
+from mutua.models.parts import Size, sides
+from mutua.models.splice import Share
+
+_EXPECTED = {
+    "name": "a model's name, 'package.module:factory', a factory or an nn.Module",
+    "width": "a number above 0",
+    "init": "the path of a safetensors or state_dict file",
+    "share": "all, body, head or a list of names",
+}
+
+
+class Architecture(BaseModel):
+    """A model by name, by factory or as an object, with its width, starting weights and shared part."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str | nn.Module | Callable[..., Any]
+    width: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    init: Path | None = None
+    share: Share = "all"
+
+    @classmethod
+    def of(cls, value: Any) -> Architecture:
+        """The architecture that a name, factory, class, module, dict or Architecture stands for."""
+        return cls.model_validate(value)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, value: Any, handler: ModelWrapValidatorHandler[Architecture]) -> Architecture:
+        if not isinstance(value, dict | Architecture):
+            value = {"name": value}
+        try:
+            made = handler(value)
+        except ValidationError as error:
+            raise InputError(_one_line(error)) from None
+        if made._registered:
+            registry.find(str(made.name))
+        elif made.width != 1:
+            raise InputError(f"models.width: {made.width} for '{made.label}'; only registered models take one")
+        return made
+
+    @property
+    def label(self) -> str:
+        """A readable name: the zoo's, 'package.module:factory', or that of the function or class."""
+        if isinstance(self.name, str):
+            return self.name
+        return str(getattr(self.name, "__name__", type(self.name).__name__))
+
+    @property
+    def _registered(self) -> bool:
+        return isinstance(self.name, str) and ":" not in self.name
+
+    def build(self, *, channels: int, size: Size, classes: int, seed: int) -> nn.Module:
+        """The model for such inputs and classes, initialised by `seed` alone; the global RNG is untouched."""
+        if min(channels, classes, *sides(size)) < 1:
+            raise InputError(
+                f"models: channels {channels}, size {size}, classes {classes}; each must be 1 or more"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self._make({"channels": channels, "size": size, "classes": classes})
+        if self.init is not None:
+            _load(module, self.init)
+        return module
+
+    def _make(self, given: dict[str, Any]) -> nn.Module:
+        source = _resolve(self.name)
+        if isinstance(source, nn.Module):
+            return copy.deepcopy(source)
+        if self._registered:
+            given["width"] = self.width
+        arguments = _accepted(source, given, self.label)
+        if self.width != 1 and "width" not in arguments:
+            raise InputError(f"models.width: {self.width}, but '{self.label}' takes no width; leave it out")
+        try:
+            module = source(**arguments)
+        except InputError as error:
+            raise InputError(f"models: '{self.label}': {error}") from None
+        if not isinstance(module, nn.Module):
+            raise InputError(f"models: '{self.label}' made a {type(module).__name__}; it must make an nn.Module")
+        return module
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first complaint of pydantic, in our words."""
+    first = error.errors()[0]
+    field = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return f"models.{field}: no such field; {suggest(field, list(_EXPECTED))}"
+    if first["type"] == "missing":
+        return f"models.{field}: missing; give {_EXPECTED[field]}"
+    return f"models.{field}: {reprlib.repr(first['input'])}; give {_EXPECTED[field]}"
+
+
+def _resolve(name: str | nn.Module | Callable[..., Any]) -> Any:
+    """The module, factory or class behind a name."""
+    if not isinstance(name, str):
+        return name
+    if ":" not in name:
+        return registry.find(name)
+    found = by_path(name, "models")
+    if not callable(found):
+        raise InputError(f"models: '{name}' is a {type(found).__name__}; give a factory, class or nn.Module")
+    return found
+
+
+def _accepted(factory: Callable[..., Any], given: dict[str, Any], label: str) -> dict[str, Any]:
+    """Those of the given arguments that a factory takes by keyword."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some builtins have none
+        return {}
+    kinds = {p.name: p.kind for p in signature.parameters.values()}
+    everything = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    arguments = {k: v for k, v in given.items() if everything or kinds.get(k) in by_keyword}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"models: '{label}': {error}; mutua gives channels, size and classes by keyword, "
+            "so give other parameters a default"
+        ) from None
+    return arguments
+
+
+def _load(module: nn.Module, path: Path) -> None:
+    """Put the weights of a file into a model; names and shapes must be the model's."""
+    weights = _read(path)
+    expected = module.state_dict()
+    for name, value in expected.items():
+        if name not in weights:
+            raise InputError(f"models.init: {path} has no entry '{name}', which the model needs")
+        if weights[name].shape != value.shape:
+            found, wanted = tuple(weights[name].shape), tuple(value.shape)
+            raise InputError(f"models.init: '{name}' in {path} has shape {found}, the model's has {wanted}")
+    for name in weights:
+        if name not in expected:
+            raise InputError(f"models.init: {path} has an entry '{name}', which the model lacks")
+    module.load_state_dict(weights)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a safetensors file or, for any other ending, of a torch state_dict file."""
+    if not path.is_file():
+        raise InputError(f"models.init: no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # every reader has its own errors, and an unreadable file is all they mean
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"models.init: {path} holds no readable weights ({reason})") from None
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise InputError(f"models.init: {path} is not a state_dict; save model.state_dict() in it")
+    return weights

@@ -1,0 +1,50 @@
+"""Models by name: the zoo's, and those that users add with `@register`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from mutua.errors import InputError, suggest
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+_factories: dict[str, Callable[..., nn.Module]] = {}
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """Give a factory or class a model name; its docstring's first line describes it."""
+
+    def add(factory: Factory) -> Factory:
+        if ":" in name or not name:
+            raise InputError(f"models: '{name}' cannot be a model's name; give one without a colon")
+        # A notebook cell that runs again defines the same thing anew; anything else is a mistake.
+        if name in _factories and _origin(_factories[name]) != _origin(factory):
+            raise InputError(f"models: '{name}' is taken; register under another name")
+        _factories[name] = factory
+        return factory
+
+    return add
+
+
+def _origin(factory: Callable[..., Any]) -> tuple[str, str]:
+    return factory.__module__, getattr(factory, "__qualname__", "")
+
+
+def names() -> list[str]:
+    """The names of all registered models, sorted."""
+    return sorted(_factories)
+
+
+def find(name: str) -> Callable[..., nn.Module]:
+    """The factory registered under this name."""
+    if name not in _factories:
+        raise InputError(f"models: '{name}' is not a model; {suggest(name, names())}")
+    return _factories[name]
+
+
+def describe(name: str) -> str:
+    """One line about the model of this name."""
+    return (inspect.getdoc(find(name)) or "").partition("\n")[0]

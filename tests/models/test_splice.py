@@ -1,0 +1,120 @@
+"""Which names cross when a part of a model is shared."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from mutua.errors import InputError
+from mutua.models import Architecture, head_of, shared_names
+
+
+class Headed(nn.Module):
+    """A head that is not the last layer and not linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 2))
+        self.stem = nn.Linear(3, 2)
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class Normed(nn.Module):
+    """No attribute `head`; buffers, one of which is not persistent."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 2)
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+
+def test_the_attribute_head_comes_first():
+    name, head = head_of(Headed())
+    assert name == "head"
+    assert isinstance(head, nn.Sequential)
+    assert shared_names(Headed(), "head") == [
+        "head.0.weight",
+        "head.0.bias",
+        "head.1.weight",
+        "head.1.bias",
+    ]
+    assert shared_names(Headed(), "body") == ["scale", "stem.weight", "stem.bias"]
+
+
+def test_else_the_last_linear():
+    module = Normed()
+    assert head_of(module) == ("last", module.last)
+    nested = nn.Sequential(nn.Linear(1, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert head_of(nested) == ("1.0", nested[1][0])
+
+
+def test_a_head_that_is_no_module_is_not_one():
+    class Odd(Normed):
+        head: ClassVar[str] = "not a module"
+
+    assert head_of(Odd())[0] == "last"
+
+
+def test_body_carries_buffers_in_state_dict_order():
+    module = Normed()
+    assert shared_names(module, "all") == list(module.state_dict())
+    assert shared_names(module, "body") == [
+        "conv.weight",
+        "conv.bias",
+        "norm.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+        "first.weight",
+        "first.bias",
+    ]
+    assert shared_names(module, "head") == ["last.weight", "last.bias"]
+
+
+def test_a_list_takes_parts_and_names_in_state_dict_order():
+    module = Architecture.of("cnn1").build(channels=1, size=28, classes=10, seed=0)
+    assert shared_names(module, ["head.bias", "conv2"]) == ["conv2.weight", "conv2.bias", "head.bias"]
+    assert shared_names(module, ["conv1", "conv1.weight"]) == ["conv1.weight", "conv1.bias"]
+
+
+def test_a_prefix_ends_at_a_dot():
+    module = nn.ModuleDict({"conv1": nn.Linear(1, 1), "conv10": nn.Linear(1, 1)})
+    assert shared_names(module, ["conv1"]) == ["conv1.weight", "conv1.bias"]
+
+
+def test_a_head_without_weights_leaves_all_to_the_body():
+    module = nn.Sequential()
+    module.add_module("stem", nn.Linear(1, 1))
+    module.add_module("head", nn.Identity())
+    assert shared_names(module, "body") == ["stem.weight", "stem.bias"]
+    with pytest.raises(InputError, match="a head without anything in it"):
+        shared_names(module, "head")
+
+
+def test_cnn2_body_is_its_convolutions():
+    module = Architecture.of("cnn2").build(channels=3, size=32, classes=10, seed=0)
+    assert shared_names(module, "body") == shared_names(module, ["conv1", "conv2", "conv3"])
+
+
+@pytest.mark.parametrize(
+    ("module", "share", "message"),
+    [
+        (Normed(), ["conv9"], "'conv9' is no part of the model; did you mean 'conv'\\? known: conv, norm, "),
+        (Normed(), ["con"], "'con' is no part of the model"),
+        (Normed(), "conv", "'conv'; give all, body, head or a list"),
+        (Normed(), [], "a list without anything in it"),
+        (nn.Linear(2, 2), "body", "a body without anything in it"),
+        (nn.Sequential(nn.ReLU()), "all", "a model without anything in it"),
+        (nn.Conv2d(1, 1, 1), "body", "model Conv2d has no head"),
+        (nn.Conv2d(1, 1, 1), "head", "model Conv2d has no head"),
+        (nn.Sequential(nn.Linear(1, 1)).append(nn.Identity()), "body", "a body without anything in it"),
+    ],
+)
+def test_mistakes(module, share, message):
+    with pytest.raises(InputError, match=message):
+        shared_names(module, share)
