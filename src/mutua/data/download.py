@@ -1,0 +1,164 @@
+"""Getting published sets: from their canonical addresses, with checksums, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from mutua.data.sources import KNOWN, data_folder
+from mutua.errors import InputError, RunError, suggest
+
+TIMEOUT = 30.0  # seconds without a byte
+CHUNK = 1 << 18
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class File:
+    """A published file; `unpacks_to` is the folder in a zip archive that replaces it when it has come."""
+
+    name: str
+    base_url: str
+    size: int
+    md5: str
+    unpacks_to: str = ""
+
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"  # the authors' own address serves no more
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_EUROSAT = "https://zenodo.org/records/7711810/files/"  # where the authors keep it since 2023
+
+FILES: dict[str, tuple[File, ...]] = {
+    "mnist": (
+        File("train-images-idx3-ubyte.gz", _MNIST, 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        File("train-labels-idx1-ubyte.gz", _MNIST, 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+        File("t10k-images-idx3-ubyte.gz", _MNIST, 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+        File("t10k-labels-idx1-ubyte.gz", _MNIST, 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion-mnist": (
+        File("train-images-idx3-ubyte.gz", _FASHION, 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        File("train-labels-idx1-ubyte.gz", _FASHION, 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+        File("t10k-images-idx3-ubyte.gz", _FASHION, 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+        File("t10k-labels-idx1-ubyte.gz", _FASHION, 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "cifar10": (File("cifar-10-python.tar.gz", _CIFAR, 170_498_071, "c58f30108f718f92721af3b95e74349a"),),
+    "cifar100": (File("cifar-100-python.tar.gz", _CIFAR, 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),),
+    "eurosat": (File("EuroSAT_RGB.zip", _EUROSAT, 94_658_721, "f46e308c4d50d4bf32fedad2d3d62f3b", "EuroSAT_RGB"),),
+}
+
+
+def get(
+    name: str,
+    data_dir: Path | None = None,
+    *,
+    progress: Progress | None = None,
+    base_url: str | None = None,
+) -> list[Path]:
+    """Download a set into its folder below the data folder; what is there and whole already is kept.
+
+    `progress` is told the bytes so far and in all, over the set's files. `base_url` is another address that
+    serves the same files.
+    """
+    if name not in FILES:
+        if name in KNOWN:
+            raise InputError(f"data: mutua does not download {name}: {KNOWN[name].how}")
+        raise InputError(f"data: '{name}' is not known; {suggest(name, list(FILES))}")
+    folder = data_folder(data_dir) / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--data-dir: cannot make {folder} ({error.strerror}); choose another") from None
+    total = sum(file.size for file in FILES[name])
+
+    def telling(before: int) -> Callable[[int], None]:
+        return lambda done: progress(before + done, total) if progress else None
+
+    paths, before = [], 0
+    for file in FILES[name]:
+        url = (base_url or file.base_url).rstrip("/") + "/" + file.name
+        paths.append(_get_file(file, folder, url, telling(before)))
+        before += file.size
+        telling(before)(0)
+    return paths
+
+
+def _get_file(file: File, folder: Path, url: str, tell: Callable[[int], None]) -> Path:
+    target = folder / (file.unpacks_to or file.name)
+    if target.is_dir():
+        return target
+    if target.exists():
+        if (found := _md5(target)) != file.md5:
+            raise InputError(f"{target}: MD5 {found}, not {file.md5} as published; remove it to get it again")
+        return target
+    part = folder / (file.name + ".part")
+    _fetch(url, part, file.size, tell)
+    if (found := _md5(part)) != file.md5:
+        part.unlink()
+        raise RunError(f"{url}: MD5 {found}, not {file.md5} as published; what came was deleted")
+    if file.unpacks_to:
+        _unzip(part, file.unpacks_to, target)
+        part.unlink()
+    else:
+        part.rename(target)
+    return target
+
+
+def _fetch(url: str, part: Path, size: int, tell: Callable[[int], None]) -> None:
+    """Add to `part` what it lacks of the `size` bytes at `url`."""
+    done = part.stat().st_size if part.exists() else 0
+    if done > size:  # of another file
+        part.unlink()
+        done = 0
+    if done == size:
+        return
+    headers = {"User-Agent": "mutua"} | ({"Range": f"bytes={done}-"} if done else {})
+    try:
+        with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as response:
+            if response.status != 206:  # the server sends the whole, asked for the rest or not
+                done = 0
+            length = done + int(response.headers["Content-Length"] or size - done)
+            if length != size:
+                raise RunError(f"{url}: serves {length:,} bytes, not {size:,} as published; took none of them")
+            with part.open("ab" if done else "wb") as out:
+                tell(done)
+                while chunk := response.read(min(CHUNK, size - done)):
+                    out.write(chunk)
+                    done += len(chunk)
+                    tell(done)
+        if done < size:
+            raise ConnectionError("the connection was closed")
+    except (OSError, http.client.HTTPException) as error:
+        code = error.code if isinstance(error, HTTPError) else ""
+        if code == 416 and done:  # it cannot give the rest, so ask for the whole
+            part.unlink()
+            return _fetch(url, part, size, tell)
+        reason = getattr(error, "reason", "") or str(error) or type(error).__name__
+        kept = f"{part} keeps {done:,} of {size:,} bytes: run again to go on" if done else "nothing was fetched"
+        raise RunError(f"{url}: {code} {reason}; {kept}".replace(":  ", ": ")) from None
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _unzip(archive: Path, inside: str, target: Path) -> None:
+    """Unpack the folder `inside` of an archive as `target`: whole or not at all."""
+    staging = target.with_name(f".{target.name}.unpacking")
+    shutil.rmtree(staging, ignore_errors=True)
+    with zipfile.ZipFile(archive) as packed:
+        for member in packed.namelist():
+            if not (staging / member).resolve().is_relative_to(staging.resolve()):
+                raise RunError(f"{archive}: refused, it holds {member}, which points out of its folder")
+        packed.extractall(staging)
+    (staging / inside).rename(target)
+    shutil.rmtree(staging)

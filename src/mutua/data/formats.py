@@ -1,0 +1,260 @@
+"""File formats: array files, IDX, the CIFAR archives and folders of images, each read into plain arrays."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mutua.errors import InputError
+
+IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """What a file or folder holds: inputs and labels, perhaps a test set, class names and domains."""
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray | None = None
+    y_test: np.ndarray | None = None
+    classes: tuple[str, ...] | None = None
+    domain: np.ndarray | None = None
+    domains: tuple[str, ...] = ()
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Report whatever a damaged file makes its reader raise as one line that names the file."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: not found; check the path") from None
+    except Exception as error:  # zip, zlib, gzip, tar, pickle and Pillow each raise kinds of their own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path}: not {what} ({reason}); replace or remove it") from None
+
+
+def npz(path: Path) -> Arrays:
+    """An array file: x and y, or x_train and y_train; perhaps x_test, y_test, classes, domain, domains."""
+    with _reading(path, "a readable array file (.npz)"), path.open("rb") as opened:
+        file = np.load(opened, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise InputError(f"{path}: a single array; give an .npz with x and y (numpy.savez)")
+        with file:
+            keys = file.files
+            x, y = ("x", "y") if "x" in keys else ("x_train", "y_train")
+            if x not in keys or y not in keys or ("x_test" in keys) != ("y_test" in keys):
+                raise InputError(
+                    f"{path}: holds {', '.join(keys) or 'nothing'}; "
+                    "give x and y, or x_train and y_train, and both or none of x_test and y_test"
+                )
+
+            def held(key: str) -> np.ndarray | None:
+                return file[key] if key in keys else None
+
+            def names(key: str) -> tuple[str, ...]:
+                return tuple(np.atleast_1d(file[key]).astype(str).tolist()) if key in keys else ()
+
+            classes, domains = names("classes") or None, names("domains")
+            return Arrays(file[x], file[y], held("x_test"), held("y_test"), classes, held("domain"), domains)
+
+
+def idx(folder: Path) -> Arrays:
+    """The four IDX files of MNIST and its like, each with or without gzip."""
+    return Arrays(
+        _idx_file(folder / "train-images-idx3-ubyte"),
+        _idx_file(folder / "train-labels-idx1-ubyte"),
+        _idx_file(folder / "t10k-images-idx3-ubyte"),
+        _idx_file(folder / "t10k-labels-idx1-ubyte"),
+    )
+
+
+def _idx_file(plain: Path) -> np.ndarray:
+    zipped = plain.with_name(plain.name + ".gz")
+    path = plain if plain.is_file() else zipped
+    if not path.is_file():
+        raise InputError(f"{plain}: missing, with or without .gz; get the set's other IDX files too")
+    with _reading(path, "a whole IDX file"):
+        raw = path.read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+        dims = 3 if "idx3" in plain.name else 1
+        magic = bytes([0, 0, 8, dims])
+        if raw[:4] != magic:
+            raise ValueError(f"it starts with {raw[:4].hex(' ')}, not {magic.hex(' ')}")
+        start = 4 + 4 * dims
+        shape = tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4))
+        if len(raw) != start + prod(shape):
+            raise ValueError(f"{len(raw)} bytes, where its head promises {start + prod(shape)}")
+        return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
+
+
+# Training files, test file, class names: CIFAR-10 and CIFAR-100 as published for Python, then as binary.
+_BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
+_CIFAR = (
+    (_BATCHES, "test_batch", "batches.meta"),
+    (["train"], "test", "meta"),
+    ([f"{name}.bin" for name in _BATCHES], "test_batch.bin", "batches.meta.txt"),
+    (["train.bin"], "test.bin", "fine_label_names.txt"),
+)
+
+
+def cifar(path: Path) -> Arrays:
+    """CIFAR-10 or CIFAR-100 as published (Python or binary): the archive, or the folder it unpacks to."""
+    with _reading(path, "a CIFAR archive or folder as published"):
+        wanted = {name for train, test, meta in _CIFAR for name in (*train, test, meta)}
+        held = _members(path, wanted)
+        train, test, meta = next((layout for layout in _CIFAR if layout[1] in held), _CIFAR[0])
+        missing = [name for name in (*train, test, meta) if name not in held]
+        if missing:
+            raise ValueError(f"without {', '.join(missing)}")
+        return Arrays(*_batches(train, held), *_batches([test], held), _class_names(meta, held[meta]))
+
+
+def _members(path: Path, wanted: set[str]) -> dict[str, bytes]:
+    if path.is_dir():
+        return {file.name: file.read_bytes() for file in path.iterdir() if file.name in wanted}
+    with tarfile.open(path) as archive:
+        files = ((Path(member.name).name, archive.extractfile(member)) for member in archive if member.isfile())
+        return {name: file.read() for name, file in files if file and name in wanted}
+
+
+def _batches(names: list[str], held: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
+    batches = [_batch(name, held.pop(name)) for name in names]
+    return np.concatenate([pixels for pixels, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+
+def _batch(name: str, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
+    if name.endswith(".bin"):
+        width = 3074 if name in ("train.bin", "test.bin") else 3073  # CIFAR-100 puts a coarse label first
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, width)
+        pixels, labels = rows[:, -3072:], rows[:, -3073]
+    else:
+        stored = _unpickled(name, raw)
+        _, shape, _, fortran, content = stored[b"data"].state
+        pixels = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
+        labels = np.asarray(stored.get(b"fine_labels", stored.get(b"labels")), np.int64)
+    return pixels.reshape(-1, 3, 32, 32), labels
+
+
+def _class_names(name: str, raw: bytes) -> tuple[str, ...]:
+    if name.endswith(".txt"):
+        return tuple(raw.decode().split())
+    stored = _unpickled(name, raw)
+    return tuple(label.decode() for label in stored.get(b"fine_label_names") or stored[b"label_names"])
+
+
+class _StoredArray:
+    """Stands in for NumPy's array and dtype in a pickle: keeps what was stored and does nothing."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Numbers, text, lists, dicts and `_StoredArray`: a pickle that asks for anything else runs nothing."""
+
+    allowed = frozenset({("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")})
+
+    def find_class(self, module: str, name: str) -> type[_StoredArray]:
+        """The stand-in for the three NumPy names that the published files hold; all else is refused."""
+        if (module, name) in self.allowed:
+            return _StoredArray
+        raise pickle.UnpicklingError(f"refused: it asks to run {module}.{name}")
+
+
+def _unpickled(name: str, raw: bytes) -> dict[bytes, Any]:
+    stored = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
+    if not isinstance(stored, dict):
+        raise ValueError(f"{name} is not a dictionary")
+    return stored
+
+
+def images(folder: Path, image_size: int | None = None) -> Arrays:
+    """A folder of images, class/*.jpg or domain/class/*.jpg, resized to a square of `image_size` while read.
+
+    Order: domains, classes and files by name. Grey if every image is, else RGB.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: not a folder; give one with images as class/*.jpg or domain/class/*.jpg")
+    by_domain = _listing(folder)
+    classes = tuple(sorted({name for held in by_domain.values() for name in held}))
+    listed = [
+        (path, classes.index(name), domain)
+        for domain, held in enumerate(by_domain.values())
+        for name, paths in held.items()
+        for path in paths
+    ]
+    heads = [_head(path) for path, _, _ in listed]
+    mode = "L" if all(mode == "L" for _, mode in heads) else "RGB"
+    sizes = Counter(size for size, _ in heads)
+    if image_size is None and len(sizes) > 1:
+        common = ", ".join(f"{w}x{h} ({n})" for (w, h), n in sizes.most_common(3))
+        raise InputError(f"{folder}: images of {len(sizes)} sizes, {common} ...; give image_size to resize them")
+    width, height = (image_size, image_size) if image_size else next(iter(sizes))
+    channels = 1 if mode == "L" else 3
+    x = np.empty((len(listed), channels, height, width), np.uint8)
+    for i, (path, _, _) in enumerate(listed):
+        with _reading(path, "a whole image"), Image.open(path) as image:
+            if image.size != (width, height):
+                # A JPEG several times too large is decoded at a fraction of its size: many times quicker.
+                image.draft(mode, (2 * width, 2 * height))
+            resized = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            x[i] = np.asarray(resized).reshape(height, width, channels).transpose(2, 0, 1)
+    domains = tuple(by_domain)
+    return Arrays(
+        x,
+        np.array([label for _, label, _ in listed]),
+        classes=classes,
+        domain=None if domains == ("",) else np.array([domain for _, _, domain in listed]),
+        domains=() if domains == ("",) else domains,
+    )
+
+
+def _listing(folder: Path) -> dict[str, dict[str, list[Path]]]:
+    """Images by domain and class; the one domain of class/*.jpg has the empty name."""
+    files, folders = _contents(folder)
+    inner = {sub.name: _contents(sub) for sub in folders}
+    layout = f"{folder}: give images as class/*.jpg or domain/class/*.jpg"
+    if files or not folders:
+        raise InputError(f"{layout}; found {len(files)} images beside {len(folders)} folders")
+    if any(held for held, _ in inner.values()):
+        listing = {"": {name: held for name, (held, _) in inner.items()}}
+    else:
+        listing = {name: {sub.name: _contents(sub)[0] for sub in subs} for name, (_, subs) in inner.items()}
+    for domain, held in listing.items():
+        empty = [name for name, paths in held.items() if not paths] if held else [""]
+        if empty:
+            raise InputError(f"{layout}; no image in {folder / domain / empty[0]}")
+    return listing
+
+
+def _contents(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Images and folders in a folder, by name, without hidden ones and macOS's `__MACOSX`."""
+    held = sorted((p for p in folder.iterdir() if not p.name.startswith((".", "__"))), key=lambda p: p.name)
+    return [p for p in held if p.suffix.lower() in IMAGES and p.is_file()], [p for p in held if p.is_dir()]
+
+
+def _head(path: Path) -> tuple[tuple[int, int], str]:
+    with _reading(path, "an image"), Image.open(path) as image:
+        if image.mode[0] in "IF":
+            raise ValueError(f"pixels of mode {image.mode}, more than 8 bits a channel")
+        return image.size, image.mode
