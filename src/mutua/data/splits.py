@@ -1,0 +1,248 @@
+"""Splits: which samples train, validate and test, and how all three are dealt to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut
+from mutua.data.samples import Samples
+from mutua.data.transforms import rotate
+from mutua.errors import InputError
+from mutua.seeds import numpy_stream
+
+
+class Split(BaseModel):
+    """Fractions for validation and test; `test` counts only where the source has no test set of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    val: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    test: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    val_from: Literal["train", "test"] = "train"
+
+    @model_validator(mode="after")
+    def _leaves_training_data(self) -> Self:
+        if self.val + self.test >= 1:
+            raise ValueError(f"val {self.val:g} + test {self.test:g} leave nothing to train on; keep below 1")
+        return self
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's samples; val and test may be empty."""
+
+    id: str
+    train: Samples
+    val: Samples
+    test: Samples
+    domain: str | None = None
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """All clients' samples, the common test set, and what a reader should know about them."""
+
+    clients: list[ClientData]
+    test: Samples
+    notes: list[str]
+
+
+def draw(y: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Positions of `n` samples with the class proportions of all."""
+    if not 0 <= n <= len(y):
+        raise InputError(f"n: {n} samples asked of {len(y)}; give 0 to {len(y)}")
+    if n == 0:
+        return np.empty(0, dtype=np.int64)
+    return cut(y, apportion(n, np.bincount(y), rng)[None], rng)[0]
+
+
+def like(counts: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Samples dealt class by class in proportion to `counts` (clients × classes); unheld classes left out.
+
+    What does not divide goes to those who are furthest behind over the classes so far: a client that
+    is small in every class gets its share too.
+    """
+    supply = np.bincount(y, minlength=counts.shape[1])
+    shares = np.zeros(counts.shape, dtype=np.int64)
+    behind = np.zeros(len(counts))
+    for c in np.flatnonzero(counts.any(axis=0)):
+        shares[:, c] = apportion(supply[c], counts[:, c], rng, behind)
+        behind += supply[c] * counts[:, c] / counts[:, c].sum() - shares[:, c]
+    return cut(y, shares, rng)
+
+
+def stratified(y: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
+    """Disjoint positions, one set a fraction, each with the class proportions of all."""
+    rest = 1 - sum(fractions)
+    if rest < -1e-9 or min(fractions) < 0:
+        raise InputError(f"fractions: {list(fractions)}; give numbers of at least 0 that sum to at most 1")
+    table = np.repeat([[*fractions, max(rest, 0.0)]], y.max(initial=0) + 1, axis=0).T
+    return like(table, y, rng)[:-1]
+
+
+def split_and_deal(
+    train: Samples,
+    test: Samples | None,
+    partition: Partition,
+    split: Split,
+    *,
+    samples_per_client: int | None = None,
+    test_samples: int | None = None,
+    seed: int,
+) -> Dealt:
+    """Draw, split, then deal: train by the partition, val and test by each client's own training mix."""
+    given = test is not None
+    if test is not None:
+        test = test.relabelled(train.classes)
+        if isinstance(partition, Domains) and test.domains != train.domains:
+            raise InputError(
+                f"partition.kind: domains, but the test set's domains are {list(test.domains)} and the "
+                f"training set's {list(train.domains)}; they must be the same"
+            )
+    test = _reduced(test, test_samples, seed)
+
+    pools = _pools(train, partition)
+    if samples_per_client is not None:
+        pools = _drawn(train, pools, partition, samples_per_client, seed)
+    val_fraction = split.val if split.val_from == "train" else 0.0
+    test_fraction = 0.0 if given else split.test
+    fractions = [1 - val_fraction - test_fraction, val_fraction, test_fraction]
+    y = _labels(train)
+    split_pools = [
+        [pool[part] for part in stratified(y[pool], fractions, numpy_stream(seed, "split", name))]
+        for name, pool in pools.items()
+    ]
+    fit, val, held = (train.take(np.sort(np.concatenate(parts))) for parts in zip(*split_pools, strict=True))
+    test = held if test is None else test
+    if not len(fit):
+        raise InputError(
+            f"split: val {split.val:g}, test {split.test:g} leave none of {len(held) + len(val)} samples to "
+            "train on; lower them or give more samples"
+        )
+
+    deal = partition.deal(fit, numpy_stream(seed, "partition"))
+    test_parts = _follow(partition, deal, fit, test, numpy_stream(seed, "partition", "test"))
+    if split.val_from == "test":
+        val, val_parts = test, test_parts
+    else:
+        val_parts = _follow(partition, deal, fit, val, numpy_stream(seed, "partition", "val"))
+    has_domains = isinstance(partition, Domains | Rotated)
+    clients = [
+        ClientData(
+            id=deal.ids[k],
+            train=_seen(fit.take(deal.parts[k]), deal, k),
+            val=_seen(val.take(val_parts[k]), deal, k),
+            test=_seen(test.take(test_parts[k]), deal, k),
+            domain=deal.ids[k] if has_domains else None,
+        )
+        for k in range(len(deal.ids))
+    ]
+    if deal.angles:
+        common = _union([client.test for client in clients])
+    else:
+        common = test if given else test.take(np.sort(np.concatenate(test_parts)))
+    undealt = {"val": _undealt(val, val_parts), "test": _undealt(test, test_parts)}
+    return Dealt(clients, common, _notes(deal, split, clients, undealt))
+
+
+def _labels(samples: Samples) -> np.ndarray:
+    return np.asarray(samples.y.numpy())
+
+
+def _pools(samples: Samples, partition: Partition) -> dict[str, np.ndarray]:
+    """What is drawn from and split on its own: each domain under `domains`, else everything."""
+    if isinstance(partition, Domains) and samples.domain is not None:
+        domain = samples.domain.numpy()
+        return {name: np.flatnonzero(domain == d) for d, name in enumerate(samples.domains)}
+    return {"": np.arange(len(samples))}
+
+
+def _drawn(
+    samples: Samples, pools: dict[str, np.ndarray], partition: Partition, each: int, seed: int
+) -> dict[str, np.ndarray]:
+    """The pools reduced to `each` samples a client."""
+    if each < 1:
+        raise InputError(f"samples_per_client: {each}; give at least 1")
+    # A domain is one client's own; the images that are rotated are everybody's.
+    sharing = 1 if isinstance(partition, Domains | Rotated) else partition.clients
+    for name, pool in pools.items():
+        if len(pool) < each * sharing:
+            whose = f"domain '{name}' has" if name else "the source has"
+            wanted = f"{each} for {sharing} clients needs {each * sharing}" if sharing > 1 else f"{each}"
+            way_out = f"give at most {len(pool) // sharing}" if len(pool) >= sharing else "lower clients"
+            raise InputError(f"samples_per_client: {wanted}, but {whose} {len(pool)} samples; {way_out}")
+    y = _labels(samples)
+    n = each * sharing
+    return {name: pool[draw(y[pool], n, numpy_stream(seed, "draw", name))] for name, pool in pools.items()}
+
+
+def _reduced(test: Samples | None, n: int | None, seed: int) -> Samples | None:
+    """The given test set reduced to `n` samples, with the same mix of classes (and domains, if any)."""
+    if n is None:
+        return test
+    if test is None:
+        raise InputError(
+            f"test_samples: {n}, but the source has no test set to reduce; set split.test, or leave this out"
+        )
+    if not 1 <= n <= len(test):
+        raise InputError(f"test_samples: {n}, but the test set has {len(test)}; give 1 to {len(test)}")
+    strata = _labels(test)
+    if test.domain is not None:
+        strata = strata + test.domain.numpy() * len(test.classes)
+    return test.take(draw(strata, n, numpy_stream(seed, "draw", "test set")))
+
+
+def _follow(
+    partition: Partition, deal: Deal, fit: Samples, held: Samples, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Val or test samples dealt as the training samples were."""
+    if isinstance(partition, Rotated):
+        return [np.arange(len(held)) for _ in deal.ids]
+    if isinstance(partition, Domains) and held.domain is not None:
+        return [np.flatnonzero(held.domain.numpy() == d) for d in range(len(deal.ids))]
+    y, C = _labels(fit), len(fit.classes)
+    # Training samples left over stand as one more client, whose share of val and test nobody gets.
+    left_over = np.setdiff1d(np.arange(len(y)), np.concatenate(deal.parts))
+    counts = np.stack([np.bincount(y[part], minlength=C) for part in [*deal.parts, left_over]])
+    return like(counts, _labels(held), rng)[:-1]
+
+
+def _seen(samples: Samples, deal: Deal, k: int) -> Samples:
+    """The samples as client k has them: turned by its angle, if it has one, which is then its domain."""
+    if not deal.angles:
+        return samples
+    turned = rotate(samples.x, deal.angles[k])
+    return replace(samples, x=turned, domain=torch.full_like(samples.y, k), domains=tuple(deal.ids))
+
+
+def _union(several: list[Samples]) -> Samples:
+    x, y = torch.cat([s.x for s in several]), torch.cat([s.y for s in several])
+    domain = torch.cat([s.domain for s in several if s.domain is not None])
+    return replace(several[0], x=x, y=y, domain=domain)
+
+
+def _undealt(pool: Samples, parts: list[np.ndarray]) -> int:
+    return len(pool) - len(np.unique(np.concatenate(parts)))
+
+
+def _notes(deal: Deal, split: Split, clients: list[ClientData], undealt: dict[str, int]) -> list[str]:
+    notes = [deal.note] if deal.note else []
+    if split.val_from == "test":
+        notes.append(
+            "val_from: test: a client's val and its test are the same samples, part of the common test set, "
+            "so what is selected on val is selected on test"
+        )
+    for part, number in undealt.items():
+        if number:
+            notes.append(f"{number} {part} samples dealt to nobody: no client's training mix has room")
+        without = [client.id for client in clients if not len(getattr(client, part))]
+        if without:
+            who = "any client" if len(without) == len(clients) else ", ".join(without)
+            notes.append(f"no {part} sample for {who}")
+    return notes
