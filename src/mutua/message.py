@@ -28,7 +28,7 @@ class Kind(StrEnum):
     METRIC = "metric"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """Arrays of one kind. A lone number is an array without dimensions under the empty name."""
 
@@ -49,7 +49,7 @@ class Part:
 class Message(Mapping[str, Part]):
     """Parts by name, such as "meme" (weights) and "samples" (a count)."""
 
-    def __init__(self, **parts: Part) -> None:
+    def __init__(self, /, **parts: Part) -> None:
         self._parts = parts
 
     def __getitem__(self, name: str) -> Part:
@@ -61,13 +61,19 @@ class Message(Mapping[str, Part]):
     def __len__(self) -> int:
         return len(self._parts)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and self.encode() == other.encode()
+
     def arrays(self, name: str) -> Tensors:
         """The arrays of the part of this name."""
         return self._parts[name].arrays
 
     def number(self, name: str) -> float:
-        """The number in the part of this name."""
-        return self._parts[name].arrays[""].item()
+        """The number in the part of this name; `Refused` where it is not one."""
+        arrays = self._parts[name].arrays
+        if list(arrays) != [""] or arrays[""].dim():
+            raise Refused(f"'{name}' is not one number")
+        return arrays[""].item()
 
     @property
     def envelope(self) -> int:
@@ -106,6 +112,8 @@ class Message(Mapping[str, Part]):
             name, slash, array_name = rest.partition("/")
             if kind not in Kind.__members__.values() or not slash:
                 raise Refused(f"not a message: entry '{key}' has no known kind")
+            if array.dtype not in _DTYPES:
+                raise Refused(f"not a message: entry '{key}' is {array.dtype}, which no message holds")
             part = parts.setdefault(name, Part(Kind(kind), {}))
             if part.kind != kind:
                 raise Refused(f"not a message: part '{name}' has two kinds")
