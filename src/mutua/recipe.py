@@ -62,12 +62,12 @@ class Models(_Section):
     global_model: Architecture | None = Field(None, alias="global")
     clients: Architecture | list[Architecture] | None = None
 
-    @field_validator("global_model", mode="before")
+    @field_validator("global_model", mode="plain")
     @classmethod
     def _read_global(cls, value: Any) -> Any:
         return None if value is None else Architecture.of(value)
 
-    @field_validator("clients", mode="before")
+    @field_validator("clients", mode="plain")
     @classmethod
     def _read_clients(cls, value: Any) -> Any:
         if isinstance(value, list):
@@ -82,7 +82,7 @@ class ClientEntry(_Section):
     data: Data
     model: Architecture
 
-    @field_validator("model", mode="before")
+    @field_validator("model", mode="plain")
     @classmethod
     def _read_model(cls, value: Any) -> Any:
         return Architecture.of(value)

@@ -86,18 +86,16 @@ class Rejected:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """The round is merged and, where due, evaluated. `history` holds all rows so far."""
+    """The round is merged and, where due, evaluated: everything that is known so far."""
 
     round: int
     history: History
+    ledger: Ledger
 
 
 @dataclass(frozen=True)
 class Finished:
     """The run is over."""
-
-    history: History
-    ledger: Ledger
 
 
 Event = Started | RoundStarted | Trained | Rejected | RoundEnded | Finished
@@ -134,21 +132,21 @@ class Rounds:
         self.engine.start()
         self._emit(Started(self.job, self.federation))
         self._evaluate(0)
-        self._emit(RoundEnded(0, self.history))
+        self._emit(RoundEnded(0, self.history, self.ledger))
         for round in range(1, plan.rounds + 1):
             self._round(round)
             if round < plan.rounds:
                 if round % plan.evaluate_every == 0:
                     self._evaluate(round)
-                self._emit(RoundEnded(round, self.history))
+                self._emit(RoundEnded(round, self.history, self.ledger))
         # The last global goes to every client, drawn or not: it is counted as one more round's brief.
         briefs = self._briefs(plan.rounds + 1, self.ids)
         for client, brief in briefs.items():
             self.ledger.record(plan.rounds + 1, client, "down", brief)
         self.engine.finish(plan.rounds + 1, briefs)
         self._evaluate(plan.rounds, last=True)
-        self._emit(RoundEnded(plan.rounds, self.history))
-        self._emit(Finished(self.history, self.ledger))
+        self._emit(RoundEnded(plan.rounds, self.history, self.ledger))
+        self._emit(Finished())
 
     def _round(self, round: int) -> None:
         method, plan = self.job.method, self.job.plan

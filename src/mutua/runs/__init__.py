@@ -1,0 +1,1 @@
+"""Runs: the folder that a run leaves, and what can be done with it."""

@@ -1,0 +1,229 @@
+"""What many tests share: tiny data and models, a small federation, and runs that keep all that crossed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mutua.data.samples import Samples
+from mutua.engines.local import LocalEngine
+from mutua.federation import Client, Federation
+from mutua.message import Message, Tensors
+from mutua.methods import Method
+from mutua.models import Architecture
+from mutua.participant import Job, Modules, Reply
+from mutua.plan import Plan
+from mutua.rounds import Briefs, Event, Rounds
+from mutua.seeds import torch_stream
+from mutua.store import State
+
+torch.set_num_threads(1)
+
+FEATURES = 4
+CLASSES = ("ape", "bee", "cat")
+
+
+# Models
+
+
+def _chain(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
+def linear(channels: int, classes: int) -> nn.Module:
+    return _chain(head=nn.Linear(channels, classes))
+
+
+def plain(channels: int, classes: int) -> nn.Module:
+    return _chain(body=nn.Linear(channels, 6), act=nn.Tanh(), head=nn.Linear(6, classes))
+
+
+def wide(channels: int, classes: int) -> nn.Module:
+    return _chain(body=nn.Linear(channels, 9), act=nn.ReLU(), head=nn.Linear(9, classes))
+
+
+def dropping(channels: int, classes: int) -> nn.Module:
+    return _chain(body=nn.Linear(channels, 8), drop=nn.Dropout(0.5), act=nn.ReLU(), head=nn.Linear(8, classes))
+
+
+def normed(channels: int, classes: int) -> nn.Module:
+    return _chain(
+        body=nn.Linear(channels, 6),
+        norm=nn.BatchNorm1d(6),
+        act=nn.ReLU(),
+        drop=nn.Dropout(0.25),
+        head=nn.Linear(6, classes),
+    )
+
+
+@pytest.fixture(scope="session")
+def nets() -> SimpleNamespace:
+    """Factories of tiny models: linear, plain, wide, dropping (dropout), normed (batch-norm and dropout)."""
+    return SimpleNamespace(linear=linear, plain=plain, wide=wide, dropping=dropping, normed=normed)
+
+
+# Data
+
+
+def make_blobs(
+    n: int, *, seed: int = 0, classes: Sequence[str] = CLASSES, features: int = FEATURES, spread: float = 1.0
+) -> Samples:
+    """Gaussian clouds, one a class *name*: the same name lies in the same place whatever its index."""
+    if n == 0:
+        return make_blobs(1, classes=classes, features=features).take([])
+    stream = torch_stream(seed, "blobs")
+    y = torch.randint(len(classes), (n,), generator=stream)
+    centres = torch.stack(
+        [2 * torch.randn(features, generator=torch_stream(0, "centre", name)) for name in classes]
+    )
+    x = centres[y] + spread * torch.randn(n, features, generator=stream)
+    return Samples.of(x, y, classes=classes)
+
+
+@pytest.fixture(scope="session")
+def blobs() -> Callable[..., Samples]:
+    """`blobs(n, seed=, classes=, features=, spread=)`: samples that a linear model can learn."""
+    return make_blobs
+
+
+def make_federation(
+    sizes: Sequence[int] = (9, 12, 7),
+    *,
+    models: Any = plain,
+    global_model: Any = plain,
+    classes: Sequence[Sequence[str]] | None = None,
+    held: int = 8,
+    seed: int = 0,
+    common: int = 20,
+) -> Federation:
+    """Clients a, b, c, ... with so many training samples and `held` for val and for test each."""
+    own = models if isinstance(models, list) else [models] * len(sizes)
+    known: dict[int, Architecture] = {}
+    clients = []
+    for k, n in enumerate(sizes):
+        names = CLASSES if classes is None else classes[k]
+        train, val, test = (
+            make_blobs(m, seed=100 * seed + 10 * k + i, classes=names) for i, m in enumerate((n, held, held))
+        )
+        architecture = known.setdefault(id(own[k]), Architecture.of(own[k]))
+        clients.append(Client("abcdefghij"[k], train, val, test, architecture))
+    shared = None if global_model is None else Architecture.of(global_model)
+    partial = shared is not None and shared.share != "all"
+    test = None if partial or not common else make_blobs(common, seed=100 * seed + 99, classes=CLASSES)
+    return Federation(tuple(clients), shared, test)
+
+
+@pytest.fixture(scope="session")
+def federate() -> Callable[..., Federation]:
+    """`federate(sizes, models=, global_model=, classes=, held=, seed=)`: a small federation."""
+    return make_federation
+
+
+# Runs
+
+
+@dataclass
+class Recorder(LocalEngine):
+    """The local engine, keeping every message and every store; `tamper` is what a network could do to a reply."""
+
+    tamper: Callable[[int, str, Message], Message] | None = None
+    briefs: dict[tuple[int, str], Message] = field(default_factory=dict)
+    replies: dict[tuple[int, str], Reply] = field(default_factory=dict)
+    kept: dict[tuple[int, str], State] = field(default_factory=dict)
+
+    def _crossed(self, round: int, briefs: Briefs) -> None:
+        self.briefs |= {(round, client): brief for client, brief in briefs.items() if brief is not None}
+
+    def _keep(self, round: int) -> None:
+        self.kept |= {(round, client): store.state for client, store in self.stores.items()}
+
+    def start(self) -> None:
+        super().start()
+        self._keep(0)
+
+    def train(self, round: int, briefs: Briefs) -> Mapping[str, Reply]:
+        self._crossed(round, briefs)
+        replies = dict(super().train(round, briefs))
+        for client, reply in replies.items():
+            if self.tamper is not None and reply.message is not None:
+                message = self.tamper(round, client, reply.message)
+                replies[client] = Reply(message, reply.terms, reply.seconds)
+            self.replies[round, client] = replies[client]
+        self._keep(round)
+        return replies
+
+    def finish(self, round: int, briefs: Briefs) -> None:
+        self._crossed(round, briefs)
+        super().finish(round, briefs)
+        self._keep(round)
+
+
+@dataclass
+class Simulation(Rounds):
+    """A run, with all that crossed (`engine.briefs`, `engine.replies`), was kept (`engine.kept`) or said."""
+
+    events: list[Event] = field(default_factory=list)
+    engine: Recorder = field(default_factory=Recorder)
+
+    @property
+    def globals(self) -> list[Tensors]:
+        """The shared model after every round, the first one included."""
+        by_round = {round: brief.arrays("global") for (round, _), brief in self.engine.briefs.items()}
+        return [by_round[round] for round in sorted(by_round)]
+
+
+def make_simulation(
+    method: Method,
+    federation: Federation,
+    *,
+    tamper: Callable[[int, str, Message], Message] | None = None,
+    go: bool = True,
+    **settings: Any,
+) -> Simulation:
+    """Run a method over a federation in this process."""
+    settings = {"rounds": 2, "batch_size": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "device": "cpu"} | settings
+    federation = method.arrange(federation)
+    federation.check(method.needs_global)
+    job = Job(method, Plan(**settings), federation.global_model)
+    engine = Recorder(tamper)
+    events: list[Event] = []
+    simulation = Simulation(job, federation, callbacks=[events.append], engine=engine, events=events)
+    engine.open(job, federation)
+    if go:
+        try:
+            simulation.run()
+        finally:
+            engine.close()
+    return simulation
+
+
+@pytest.fixture(scope="session")
+def simulate() -> Callable[..., Simulation]:
+    """`simulate(method, federation, tamper=, **plan)`: a run that keeps everything; go=False does not start it."""
+    return make_simulation
+
+
+# Comparing
+
+
+def _raw(arrays: Tensors) -> dict[str, tuple[torch.dtype, torch.Size, bytes]]:
+    return {name: (a.dtype, a.shape, a.detach().contiguous().numpy().tobytes()) for name, a in arrays.items()}
+
+
+@pytest.fixture(scope="session")
+def identical() -> Callable[[Tensors, Tensors], bool]:
+    """Whether two sets of named arrays are the same to the last bit."""
+    return lambda a, b: _raw(a) == _raw(b)
+
+
+@pytest.fixture
+def modules() -> Modules:
+    """Built models, as one engine has them."""
+    return Modules(torch.device("cpu"))
