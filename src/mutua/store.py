@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mutua.errors import RunError
 from mutua.message import Message, Tensors
 
 State = dict[str, Tensors]
@@ -35,6 +36,9 @@ class Store:
         Arrays are replaced, never changed in place, so copying the two levels of names is enough.
         """
         before = [commit for commit in self.commits if commit.round < round]
+        if self.commits and not before:
+            oldest = self.commits[0].round
+            raise RunError(f"round {round}: the client's store goes back to the end of round {oldest} only")
         return {group: dict(arrays) for group, arrays in before[-1].state.items()} if before else {}
 
     def commit(self, round: int, state: State, reply: Message | None) -> None:
