@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Trainer:
         self.optimizers = optimizers
         self.numbers = numbers
         self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._counts: Counter[str] = Counter()
 
     def step(self, objective: Objective, batch: Batch) -> None:
         """One batch: every model moves at once, each along the gradient of the terms that reach it."""
@@ -138,9 +139,9 @@ class Trainer:
             optimizer.step()
 
     def terms(self) -> dict[str, float]:
-        """The mean of each term since the last call."""
-        means = {name: float(total) / self._count for name, total in self._sums.items()}
-        self._sums, self._count = {}, 0
+        """The mean of each term since the last call, over the steps that had it."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, Counter()
         return means
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -154,7 +155,7 @@ class Trainer:
     def _log(self, terms: Terms) -> None:
         for name, term in terms.items():
             self._sums[name] = self._sums.get(name, torch.zeros((), device=term.device)) + term.detach()
-        self._count += 1
+            self._counts[name] += 1
 
 
 @contextmanager
