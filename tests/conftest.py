@@ -116,8 +116,8 @@ def make_federation(
         clients.append(Client("abcdefghij"[k], train, val, test, architecture))
     shared = None if global_model is None else Architecture.of(global_model)
     partial = shared is not None and shared.share != "all"
-    test = None if partial or not common else make_blobs(common, seed=100 * seed + 99, classes=CLASSES)
-    return Federation(tuple(clients), shared, test)
+    together = None if partial or not common else make_blobs(common, seed=100 * seed + 99, classes=CLASSES)
+    return Federation(tuple(clients), shared, together)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mutua.recipe import Recipe
     from mutua.result import Result
+    from mutua.rounds import Callback
 
 app = typer.Typer(
     help="Federated learning for clients that differ in their data, their models and their goals.",
@@ -329,18 +330,16 @@ def _run(
 ) -> tuple[Result, Path]:
     """Run a recipe with progress and leave its folder."""
     from mutua.reports.console import ProgressBar
-    from mutua.run import run as run_method
+    from mutua.runner import run as run_method
     from mutua.runs.folder import RunFolder
 
     federation = recipe.federation(data_dir)
     recipe.method.arrange(federation).check(recipe.method.needs_global)
     folder = RunFolder.create(recipe.name, recipe.seed, out)
     folder.write_recipe(recipe)
-    callbacks = [folder] if quiet else [folder, ProgressBar(label, bars)]
+    callbacks: list[Callback] = [folder] if quiet else [folder, ProgressBar(label, bars)]
     try:
-        result = run_method(
-            recipe.method, federation, plan=recipe.plan(), engine=engine, callbacks=callbacks
-        )
+        result = run_method(recipe.method, federation, plan=recipe.plan(), engine=engine, callbacks=callbacks)
         folder.write(result)
     except KeyboardInterrupt:
         raise RunError(f"stopped by Ctrl-C; history and ledger so far are in {folder.path}") from None

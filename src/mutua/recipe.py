@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     SerializeAsAny,
+    Tag,
     ValidationError,
     field_serializer,
     field_validator,
@@ -56,23 +58,18 @@ class Data(_Section):
         return load(self.name, data_dir=data_dir, path=self.path, image_size=self.image_size)
 
 
+# Told apart by hand: tried in turn, a list would be refused as a model before it is seen as several.
+OneOrEach = Annotated[
+    Annotated[Architecture, Tag("one")] | Annotated[list[Architecture], Tag("each")],
+    Discriminator(lambda value: "each" if isinstance(value, list) else "one"),
+]
+
+
 class Models(_Section):
     """The global's architecture, and one for all clients or one a client."""
 
     global_model: Architecture | None = Field(None, alias="global")
-    clients: Architecture | list[Architecture] | None = None
-
-    @field_validator("global_model", mode="plain")
-    @classmethod
-    def _read_global(cls, value: Any) -> Any:
-        return None if value is None else Architecture.of(value)
-
-    @field_validator("clients", mode="plain")
-    @classmethod
-    def _read_clients(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            return [Architecture.of(one) for one in value]
-        return None if value is None else Architecture.of(value)
+    clients: OneOrEach | None = None
 
 
 class ClientEntry(_Section):
@@ -81,11 +78,6 @@ class ClientEntry(_Section):
     id: str
     data: Data
     model: Architecture
-
-    @field_validator("model", mode="plain")
-    @classmethod
-    def _read_model(cls, value: Any) -> Any:
-        return Architecture.of(value)
 
 
 class Recipe(Plan):

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples
 from mutua.federation import Client, Federation
 from mutua.history import History
+from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
 from mutua.ledger import Ledger
@@ -78,6 +80,13 @@ class ClientResult:
     def accuracy(self, model: str = "predictor") -> float | None:
         """Accuracy on its own test data after the last round."""
         return self.history.last(self.id, model, "test", "accuracy")
+
+    def confusion(self) -> np.ndarray:
+        """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
+        predictor = self.predictor
+        return metrics.confusion(
+            probabilities(predictor.model, self.client.test, self.client.task), self.client.test.y
+        )
 
     def summary(self) -> dict[str, Any]:
         """The client's part of a run's JSON."""

@@ -51,27 +51,27 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 def npz(path: Path) -> Arrays:
     """An array file: x and y, or x_train and y_train; perhaps x_test, y_test, classes, domain, domains."""
+    held = npz_file(path)
+    x, y = ("x", "y") if "x" in held else ("x_train", "y_train")
+    if x not in held or y not in held or ("x_test" in held) != ("y_test" in held):
+        raise InputError(
+            f"{path}: holds {', '.join(held) or 'nothing'}; "
+            "give x and y, or x_train and y_train, and both or none of x_test and y_test"
+        )
+    classes, domains = (tuple(np.atleast_1d(held.get(k, [])).astype(str).tolist()) for k in ("classes", "domains"))
+    return Arrays(
+        held[x], held[y], held.get("x_test"), held.get("y_test"), classes or None, held.get("domain"), domains
+    )
+
+
+def npz_file(path: Path) -> dict[str, np.ndarray]:
+    """Every array of an array file, by name."""
     with _reading(path, "a readable array file (.npz)"), path.open("rb") as opened:
         file = np.load(opened, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise InputError(f"{path}: a single array; give an .npz with x and y (numpy.savez)")
         with file:
-            keys = file.files
-            x, y = ("x", "y") if "x" in keys else ("x_train", "y_train")
-            if x not in keys or y not in keys or ("x_test" in keys) != ("y_test" in keys):
-                raise InputError(
-                    f"{path}: holds {', '.join(keys) or 'nothing'}; "
-                    "give x and y, or x_train and y_train, and both or none of x_test and y_test"
-                )
-
-            def held(key: str) -> np.ndarray | None:
-                return file[key] if key in keys else None
-
-            def names(key: str) -> tuple[str, ...]:
-                return tuple(np.atleast_1d(file[key]).astype(str).tolist()) if key in keys else ()
-
-            classes, domains = names("classes") or None, names("domains")
-            return Arrays(file[x], file[y], held("x_test"), held("y_test"), classes, held("domain"), domains)
+            return {key: file[key] for key in file.files}
 
 
 def idx(folder: Path) -> Arrays:
@@ -203,22 +203,7 @@ def images(folder: Path, image_size: int | None = None) -> Arrays:
         for name, paths in held.items()
         for path in paths
     ]
-    heads = [_head(path) for path, _, _ in listed]
-    mode = "L" if all(mode == "L" for _, mode in heads) else "RGB"
-    sizes = Counter(size for size, _ in heads)
-    if image_size is None and len(sizes) > 1:
-        common = ", ".join(f"{w}x{h} ({n})" for (w, h), n in sizes.most_common(3))
-        raise InputError(f"{folder}: images of {len(sizes)} sizes, {common} ...; give image_size to resize them")
-    width, height = (image_size, image_size) if image_size else next(iter(sizes))
-    channels = 1 if mode == "L" else 3
-    x = np.empty((len(listed), channels, height, width), np.uint8)
-    for i, (path, _, _) in enumerate(listed):
-        with _reading(path, "a whole image"), Image.open(path) as image:
-            if image.size != (width, height):
-                # A JPEG several times too large is decoded at a fraction of its size: many times quicker.
-                image.draft(mode, (2 * width, 2 * height))
-            resized = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-            x[i] = np.asarray(resized).reshape(height, width, channels).transpose(2, 0, 1)
+    x = _pictures(folder, [path for path, _, _ in listed], image_size)
     domains = tuple(by_domain)
     return Arrays(
         x,
@@ -227,6 +212,33 @@ def images(folder: Path, image_size: int | None = None) -> Arrays:
         domain=None if domains == ("",) else np.array([domain for _, _, domain in listed]),
         domains=() if domains == ("",) else domains,
     )
+
+
+def plain_images(folder: Path, image_size: int | None = None) -> np.ndarray | None:
+    """Images without labels, straight in a folder, by name; None where it holds none."""
+    files, _ = _contents(folder)
+    return _pictures(folder, files, image_size) if files else None
+
+
+def _pictures(folder: Path, paths: list[Path], image_size: int | None) -> np.ndarray:
+    """The images as one array (N, channels, height, width): grey if every image is, else RGB."""
+    heads = [_head(path) for path in paths]
+    mode = "L" if all(mode == "L" for _, mode in heads) else "RGB"
+    sizes = Counter(size for size, _ in heads)
+    if image_size is None and len(sizes) > 1:
+        common = ", ".join(f"{w}x{h} ({n})" for (w, h), n in sizes.most_common(3))
+        raise InputError(f"{folder}: images of {len(sizes)} sizes, {common} ...; give image_size to resize them")
+    width, height = (image_size, image_size) if image_size else next(iter(sizes))
+    channels = 1 if mode == "L" else 3
+    x = np.empty((len(paths), channels, height, width), np.uint8)
+    for i, path in enumerate(paths):
+        with _reading(path, "a whole image"), Image.open(path) as image:
+            if image.size != (width, height):
+                # A JPEG several times too large is decoded at a fraction of its size: many times quicker.
+                image.draft(mode, (2 * width, 2 * height))
+            resized = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+            x[i] = np.asarray(resized).reshape(height, width, channels).transpose(2, 0, 1)
+    return x
 
 
 def _listing(folder: Path) -> dict[str, dict[str, list[Path]]]:

@@ -162,7 +162,9 @@ def _check(
         raise InputError(f"{name}.classes: '{twice}' is named twice; class names must differ")
     if low < 0 or high >= len(classes):
         bad = low if low < 0 else high
-        raise InputError(f"{name}.y: label {bad} is out of range; {len(classes)} classes allow 0 to {len(classes) - 1}")
+        raise InputError(
+            f"{name}.y: label {bad} is out of range; {len(classes)} classes allow 0 to {len(classes) - 1}"
+        )
     dt = None
     if domain is not None:
         dt = torch.as_tensor(np.asarray(domain)).long()
@@ -170,5 +172,10 @@ def _check(
         if len(dt) != len(xt) or int(dt.min()) < 0 or int(dt.max()) >= len(domains):
             raise InputError(f"{name}.domain: give one index below {len(domains)} a sample")
     return Samples(
-        xt.contiguous(), yt, classes, preprocess or Preprocess.default(xt), dt, tuple(domains) if dt is not None else ()
+        xt.contiguous(),
+        yt,
+        classes,
+        preprocess or Preprocess.default(xt),
+        dt,
+        tuple(domains) if dt is not None else (),
     )

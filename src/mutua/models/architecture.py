@@ -71,6 +71,13 @@ class Architecture(BaseModel):
             return self.name
         return str(getattr(self.name, "__name__", type(self.name).__name__))
 
+    def spec(self) -> dict[str, Any]:
+        """Name and width as a recipe says them; an importable function or class by its path."""
+        name = self.label
+        if not isinstance(self.name, str) and hasattr(self.name, "__qualname__"):
+            name = f"{self.name.__module__}:{self.name.__qualname__}"
+        return {"name": name, "width": self.width}
+
     @property
     def _registered(self) -> bool:
         return isinstance(self.name, str) and ":" not in self.name

@@ -41,6 +41,7 @@ class ProgressBar:
         self.rounds, self.drawn, self.done = 0, 1, 0
 
     def __call__(self, event: Event) -> None:
+        """Show what the event says."""
         match event:
             case Started():
                 self.rounds = event.job.plan.rounds
@@ -52,7 +53,8 @@ class ProgressBar:
                 self.done += 1
             case Rejected():
                 err.print(
-                    f"[yellow]round {event.round}: reply of {event.client} refused: {event.reason}[/]", highlight=False
+                    f"[yellow]round {event.round}: reply of {event.client} refused: {event.reason}[/]",
+                    highlight=False,
                 )
             case RoundEnded():
                 self._show(event.round, event.history)
@@ -109,7 +111,11 @@ def show_result(result: Result) -> None:
     mean = summary["mean"]
     table.add_section()
     table.add_row(
-        "mean", "", "", percent(mean["predictor"]["accuracy"]), percent(mean["global"]["accuracy"]),
+        "mean",
+        "",
+        "",
+        percent(mean["predictor"]["accuracy"]),
+        percent(mean["global"]["accuracy"]),
         size(summary["bytes"]["up"]),
     )
     out.print(table)

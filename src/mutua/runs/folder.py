@@ -1,10 +1,10 @@
 """The run folder: recipe, history, ledger, and every model with a card that says what it is.
 
-    recipe.yaml     the full recipe, defaults filled in
-    run.json        method, plan, versions and the summary that `--json` prints
-    history.csv     one row a number        ledger.csv      one row a part that crossed
-    global/         weights.safetensors, card.json
-    clients/ID/     personal.safetensors, ..., card.json: each client's in a folder of its own
+recipe.yaml     the full recipe, defaults filled in
+run.json        method, plan, versions and the summary that `--json` prints
+history.csv     one row a number        ledger.csv      one row a part that crossed
+global/         weights.safetensors, card.json
+clients/ID/     personal.safetensors, ..., card.json: each client's in a folder of its own
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class RunFolder:
         job = result.job
         if result.global_state is not None and job.global_model is not None:
             first = result.federation.clients[0].train
-            card = model_card(job.global_model, first) | {"share": job.global_model.share, "weights": "weights.safetensors"}
+            card = model_card(job.global_model, first) | {
+                "share": job.global_model.share,
+                "weights": "weights.safetensors",
+            }
             write_model(self.path / "global", {"weights": result.global_state}, card)
         for client in result.clients:
             groups = {name: arrays for name, arrays in client.state.items() if "." not in name}
@@ -100,7 +103,10 @@ class RunFolder:
                 "weights": f"{serving}.safetensors",
                 "accuracy": client.accuracy(),
             }
-            write_model(self.path / "clients" / client.id, groups, card)
+            place = self.path / "clients" / client.id
+            write_model(place, groups, card)
+            table = {"classes": list(client.client.task.classes), "confusion": client.confusion().tolist()}
+            (place / "confusion.json").write_text(json.dumps(table) + "\n")
         record = {
             "versions": versions(),
             "method": base.spec(job.method),

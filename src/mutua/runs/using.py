@@ -48,6 +48,8 @@ def predict(model: SavedModel, path: Path, image_size: int | None = None) -> Pre
 
 def _read(path: Path, image_size: int | None) -> tuple[Samples, list[str] | None]:
     """Samples, and the names of their labels where they have any."""
+    if path.is_dir() and (plain := formats.plain_images(path, image_size)) is not None:
+        return Samples.of(plain, np.zeros(len(plain)), name=str(path)), None
     if path.is_dir():
         samples = sources.load("folder", path=path, image_size=image_size).train
     else:
@@ -58,7 +60,12 @@ def _read(path: Path, image_size: int | None) -> tuple[Samples, list[str] | None
         labels = held.get(key.replace("x", "y", 1))
         if labels is None:
             return Samples.of(held[key], np.zeros(len(held[key])), name=str(path)), None
-        samples = Samples.of(held[key], labels, classes=held.get("classes"), name=str(path))
+        samples = Samples.of(
+            held[key],
+            labels,
+            classes=None if (names := held.get("classes")) is None else names.tolist(),
+            name=str(path),
+        )
     return samples, [samples.classes[i] for i in samples.y.tolist()]
 
 

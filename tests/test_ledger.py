@@ -1,0 +1,163 @@
+"""The ledger counts what crossed, and nothing undeclared may leave."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mutua.errors import Refused
+from mutua.federation import Federation
+from mutua.ledger import Entry, Ledger, may_leave
+from mutua.message import Kind, Message, Part, count, weights
+from mutua.methods import FML, FedAvg, Independent
+
+MEME = weights({"body.weight": torch.zeros(2, 3), "body.bias": torch.zeros(2)})
+BRIEF = Message(**{"global": MEME})
+
+
+def test_entries_by_hand() -> None:
+    ledger, message = Ledger(), Message(meme=MEME, samples=count(7))
+    ledger.record(3, "a", "up", message)
+    assert list(ledger) == [
+        Entry(3, "a", "up", "weights", "meme", arrays=2, values=8, bytes=32),
+        Entry(3, "a", "up", "count", "samples", arrays=1, values=1, bytes=8),
+        Entry(3, "a", "up", "envelope", "", arrays=0, values=0, bytes=len(message.encode()) - 40),
+    ]
+
+
+def test_no_message_is_no_bytes() -> None:
+    ledger = Ledger()
+    ledger.record(1, "a", "up", None)
+    assert len(ledger) == 0
+    assert ledger.bytes("up") == 0
+    assert ledger.kinds("up") == {}
+
+
+def test_sums_by_direction_client_and_kind() -> None:
+    ledger, reply = Ledger(), Message(meme=MEME, samples=count(7))
+    for client, times in (("a", 1), ("b", 2)):
+        for round in range(times):
+            ledger.record(round, client, "down", BRIEF)
+            ledger.record(round, client, "up", reply)
+    up, down = len(reply.encode()), len(BRIEF.encode())
+    assert (ledger.bytes("up"), ledger.bytes("up", "a"), ledger.bytes("up", "b")) == (3 * up, up, 2 * up)
+    assert (ledger.bytes("down"), ledger.bytes("down", "b"), ledger.bytes("down", "z")) == (3 * down, 2 * down, 0)
+    assert ledger.kinds("up") == {"weights: meme": 96, "count: samples": 24}
+    assert ledger.kinds("up", "a") == {"weights: meme": 32, "count: samples": 8}
+    assert ledger.kinds("down", "b") == {"weights: global": 64}
+
+
+def test_the_file_holds_every_entry(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.record(1, "a", "down", BRIEF)
+    ledger.record(1, "a", "up", Message(meme=MEME))
+    ledger.write(tmp_path / "ledger.csv")
+    with (tmp_path / "ledger.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [list(row.values()) for row in rows] == [[str(field) for field in entry] for entry in ledger]
+    assert list(rows[0]) == ["round", "client", "direction", "kind", "name", "arrays", "values", "bytes"]
+
+
+@pytest.mark.parametrize("method", [FML(), FedAvg(), FedAvg(weights="uniform"), Independent()])
+def test_a_run_counts_exactly_the_bytes_that_crossed(
+    method: Any, federate: Callable[..., Federation], simulate: Callable[..., Any]
+) -> None:
+    run = simulate(method, federate(), rounds=3, client_fraction=0.7)
+    crossed: Counter[tuple[int, str, str]] = Counter()
+    for (round, client), brief in run.engine.briefs.items():
+        crossed[round, client, "down"] += len(brief.encode())
+    for (round, client), reply in run.engine.replies.items():
+        crossed[round, client, "up"] += len(reply.message.encode()) if reply.message is not None else 0
+    counted: Counter[tuple[int, str, str]] = Counter()
+    for e in run.ledger:
+        counted[e.round, e.client, e.direction] += e.bytes
+    assert counted == +crossed
+    # After the last round every client, drawn or not, gets the global: round 4 has three briefs.
+    hub = method.needs_global
+    assert sorted(client for round, client, way in counted if round == 4) == (["a", "b", "c"] if hub else [])
+    assert sum(way == "up" for _, _, way in counted) == (6 if hub else 0)
+
+
+def test_what_is_declared_may_leave() -> None:
+    shares = {Kind.WEIGHTS: "meme", Kind.COUNT: "samples"}
+    may_leave("a", None, {}, None)
+    may_leave("a", None, shares, BRIEF)
+    may_leave("a", Message(meme=MEME, samples=count(3)), shares, BRIEF)
+    may_leave("a", Message(meme=MEME), shares, BRIEF)
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (Message(meme=MEME, samples=count(3)), "count 'samples'"),
+        (Message(personal=MEME), "weights 'personal'"),
+        (Message(meme=Part(Kind.METRIC, {"": torch.tensor(1.0)})), "metric 'meme'"),
+        (Message(meme=MEME, personal=MEME), "weights 'personal'"),
+        (Message(meme=weights({**MEME.arrays, "head.weight": torch.zeros(3)})), "'head.weight'"),
+        (Message(meme=weights({"": torch.zeros(3)})), "weights ''"),
+    ],
+)
+def test_what_is_not_declared_is_refused_by_name(message: Message, named: str) -> None:
+    with pytest.raises(Refused) as refused:
+        may_leave("clinic-7", message, {Kind.WEIGHTS: "meme"}, BRIEF)
+    assert "clinic-7" in str(refused.value)
+    assert named in str(refused.value)
+
+
+def test_without_a_brief_no_weights_may_leave() -> None:
+    for brief in (None, Message(), Message(samples=count(1))):
+        with pytest.raises(Refused, match=r"weights 'body\."):
+            may_leave("a", Message(meme=MEME), {Kind.WEIGHTS: "meme"}, brief)
+
+
+def test_a_count_is_one_number_and_hides_no_label_counts() -> None:
+    shares = {Kind.COUNT: "samples"}
+    for arrays in (
+        {"": torch.tensor([5, 0, 2])},
+        {"": torch.tensor(7), "labels": torch.tensor([5, 0, 2])},
+        {"labels": torch.tensor(5)},
+    ):
+        with pytest.raises(Refused, match="client a: .*'samples'"):
+            may_leave("a", Message(samples=Part(Kind.COUNT, arrays)), shares, BRIEF)
+
+
+class Leaky(FML):
+    """A method with a mistake: it sends one array too many."""
+
+    leak: str = ""
+
+    def train(self, client: Any, brief: Message | None) -> Message | None:
+        reply = super().train(client, brief)
+        assert reply is not None
+        meme = reply["meme"]
+        if self.leak == "personal":
+            return Message(meme=meme, personal=weights(client.state["personal"]))
+        if self.leak == "samples":
+            return Message(meme=meme, samples=count(client.samples))
+        return Message(meme=weights({**meme.arrays, **client.state[self.leak]}))
+
+
+@pytest.mark.parametrize(
+    ("leak", "named"), [("personal", "'personal'"), ("samples", "'samples'"), ("adaptor", "'head.")]
+)
+def test_a_method_that_leaks_is_stopped_at_the_client_and_nothing_is_kept(
+    leak: str,
+    named: str,
+    nets: Any,
+    federate: Callable[..., Federation],
+    simulate: Callable[..., Any],
+) -> None:
+    federation = federate(global_model={"name": nets.plain, "share": "body"})
+    run = simulate(Leaky(leak=leak), federation, go=False)
+    with pytest.raises(Refused) as refused:
+        run.run()
+    assert "client a" in str(refused.value)
+    assert named in str(refused.value)
+    assert [commit.round for commit in run.engine.stores["a"].commits] == [0]
+    assert run.ledger.bytes("up") == 0
