@@ -1,47 +1,75 @@
 """Federated learning for clients that differ in their data, their models and their goals."""
 
-from mutua import methods, models
-from mutua.data import partitions
-from mutua.data.samples import Preprocess, Samples
-from mutua.data.splits import Split
-from mutua.errors import InputError, MutuaError, Refused, RunError
-from mutua.federation import Client, Federation
-from mutua.learning.optimizers import SGD, Adam
-from mutua.learning.task import Task
-from mutua.ledger import Ledger
-from mutua.message import Kind, Message
-from mutua.methods.base import Method
-from mutua.models import Architecture
-from mutua.plan import Plan
-from mutua.recipe import Recipe
-from mutua.result import Result
-from mutua.runner import run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "SGD",
-    "Adam",
-    "Architecture",
-    "Client",
-    "Federation",
-    "InputError",
-    "Kind",
-    "Ledger",
-    "Message",
-    "Method",
-    "MutuaError",
-    "Plan",
-    "Preprocess",
-    "Recipe",
-    "Refused",
-    "Result",
-    "RunError",
-    "Samples",
-    "Split",
-    "Task",
-    "methods",
-    "models",
-    "partitions",
-    "run",
-]
+if TYPE_CHECKING:
+    from mutua import methods as methods
+    from mutua import models as models
+    from mutua.data import partitions as partitions
+    from mutua.data.samples import Preprocess as Preprocess
+    from mutua.data.samples import Samples as Samples
+    from mutua.data.splits import Split as Split
+    from mutua.errors import InputError as InputError
+    from mutua.errors import MutuaError as MutuaError
+    from mutua.errors import Refused as Refused
+    from mutua.errors import RunError as RunError
+    from mutua.federation import Client as Client
+    from mutua.federation import Federation as Federation
+    from mutua.learning.optimizers import SGD as SGD
+    from mutua.learning.optimizers import Adam as Adam
+    from mutua.learning.task import Task as Task
+    from mutua.ledger import Ledger as Ledger
+    from mutua.message import Kind as Kind
+    from mutua.message import Message as Message
+    from mutua.methods.base import Method as Method
+    from mutua.models import Architecture as Architecture
+    from mutua.plan import Plan as Plan
+    from mutua.recipe import Recipe as Recipe
+    from mutua.result import Result as Result
+    from mutua.runner import run as run
+
+# The public surface, by home. Loaded when first used, so that `import mutua` costs next to nothing.
+_HOMES = {
+    "methods": "mutua.methods",
+    "models": "mutua.models",
+    "partitions": "mutua.data.partitions",
+    "Preprocess": "mutua.data.samples",
+    "Samples": "mutua.data.samples",
+    "Split": "mutua.data.splits",
+    "InputError": "mutua.errors",
+    "MutuaError": "mutua.errors",
+    "Refused": "mutua.errors",
+    "RunError": "mutua.errors",
+    "Client": "mutua.federation",
+    "Federation": "mutua.federation",
+    "SGD": "mutua.learning.optimizers",
+    "Adam": "mutua.learning.optimizers",
+    "Task": "mutua.learning.task",
+    "Ledger": "mutua.ledger",
+    "Kind": "mutua.message",
+    "Message": "mutua.message",
+    "Method": "mutua.methods.base",
+    "Architecture": "mutua.models",
+    "Plan": "mutua.plan",
+    "Recipe": "mutua.recipe",
+    "Result": "mutua.result",
+    "run": "mutua.runner",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mutua' has no attribute '{name}'")
+    home = import_module(_HOMES[name])
+    found = getattr(home, name, home)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -64,7 +64,7 @@ class Federation:
     """Clients, the architecture of the global model, and the common test set.
 
     With a complete global all clients label by one list of classes, the union of their own by name.
-    With a partial global every client keeps its own classes: its meme ends in an adaptor of its own.
+    With a partial global clients may have different classes: each meme ends in an adaptor of its own.
     """
 
     clients: tuple[Client, ...]
@@ -80,7 +80,7 @@ class Federation:
         if twice:
             raise InputError(f"clients: the id '{min(twice)}' is used twice; ids must differ")
         object.__setattr__(self, "clients", tuple(self.clients))
-        if not self.partial:
+        if not self.partial or len({frozenset(client.task.classes) for client in self.clients}) == 1:
             classes = self.classes
             object.__setattr__(self, "clients", tuple(c.relabelled(classes) for c in self.clients))
             if self.test is not None:
@@ -93,8 +93,13 @@ class Federation:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """All clients' classes, in the order in which they first appear."""
-        return tuple(dict.fromkeys(name for client in self.clients for name in client.train.classes))
+        """All clients' classes, in the order in which they first appear among clients by id."""
+        return tuple(dict.fromkeys(name for client in self._in_order for name in client.train.classes))
+
+    @property
+    def _in_order(self) -> list[Client]:
+        """By id, for what must not depend on the order in which clients are listed."""
+        return sorted(self.clients, key=lambda client: client.id)
 
     @cached_property
     def _by_id(self) -> dict[str, Client]:
@@ -117,7 +122,7 @@ class Federation:
         classes: Sequence[str] | None = None,
         domain: Any = None,
         preprocess: Preprocess | None = None,
-        split: Split = Split(),
+        split: Split | None = None,
         samples_per_client: int | None = None,
         test_samples: int | None = None,
     ) -> Federation:
@@ -152,7 +157,7 @@ class Federation:
         models: Any = None,
         global_model: Any = None,
         seed: int = 0,
-        split: Split = Split(),
+        split: Split | None = None,
         samples_per_client: int | None = None,
         test_samples: int | None = None,
     ) -> Federation:
@@ -161,7 +166,7 @@ class Federation:
             train,
             test,
             partition,
-            split,
+            split or Split(),
             samples_per_client=samples_per_client,
             test_samples=test_samples,
             seed=seed,
@@ -201,8 +206,8 @@ class Federation:
         if len(shapes) > 1:
             listed = ", ".join(str(tuple(shape)) for shape in shapes)
             raise InputError(f"clients: inputs of different shapes ({listed}) cannot be pooled")
-        clients = [client.relabelled(self.classes) for client in self.clients]
-        model = self.global_model or self.clients[0].model
+        clients = [client.relabelled(self.classes) for client in self._in_order]
+        model = self.global_model or clients[0].model
         model = model.model_copy(update={"share": "all"})
         train, val, test = (_together([getattr(c, split) for c in clients]) for split in ("train", "val", "test"))
         common = test if self.test is None else self.test.relabelled(self.classes)
@@ -227,6 +232,7 @@ class Federation:
                 _try(module, client, role, architecture)
                 if role == "model":
                     continue
+                self._check_head(module, architecture)
                 state = module.state_dict()
                 shapes = {name: state[name].shape for name in shared_names(module, architecture.share)}
                 reference = reference or shapes
@@ -237,6 +243,17 @@ class Federation:
                             f"{tuple(shape)} for its data, {tuple(reference.get(name, ()))} for the others'; "
                             "share less of the model (models.global.share) or give all inputs one size"
                         )
+
+    def _check_head(self, module: torch.nn.Module, architecture: Architecture) -> None:
+        """Refuse a head shared by different classes: its rows would be merged by position, not by name."""
+        if architecture.share == "body" or len({client.task.classes for client in self.clients}) == 1:
+            return
+        shared = set(shared_names(module, architecture.share)) & set(shared_names(module, "head"))
+        if shared:
+            raise InputError(
+                f"models.global.share: '{min(shared)}' is of the head, whose rows are classes, and clients have "
+                "different classes; share the body or give every client the same classes"
+            )
 
 
 def build(architecture: Architecture, client: Client, seed: int) -> torch.nn.Module:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from mutua.data.transforms import Augment
 from mutua.learning.optimizers import SGD, Optimizer
+from mutua.spec import Spec
 
 
-class Plan(BaseModel):
+class Plan(Spec):
     """What is common to all methods. A round's local work is `epochs` or `steps`, one of them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(validate_default=True)
 
     rounds: int = Field(20, ge=0)
     epochs: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=1)
     batch_size: int = Field(128, ge=1)
-    optimizer: Optimizer = SGD()
+    optimizer: Optimizer = Field(default_factory=SGD)
     client_fraction: float = Field(1.0, gt=0, le=1)
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)

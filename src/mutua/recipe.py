@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -32,10 +31,11 @@ from mutua.methods.base import Method
 from mutua.models import Architecture
 from mutua.plan import Plan
 from mutua.seeds import derive
+from mutua.spec import Spec
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, arbitrary_types_allowed=True)
+class _Section(Spec):
+    model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True)
 
 
 class Data(_Section):
@@ -46,7 +46,7 @@ class Data(_Section):
     image_size: int | None = Field(None, ge=1)
     samples_per_client: int | None = Field(None, ge=1)
     test_samples: int | None = Field(None, ge=1)
-    split: Split = Split()
+    split: Split = Field(default_factory=Split)
 
     @model_validator(mode="before")
     @classmethod
@@ -88,7 +88,7 @@ class Recipe(Plan):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
     data: Data | None = None
     partition: Partition | None = None
-    models: Models = Models()
+    models: Models = Field(default_factory=Models)
     clients: list[ClientEntry] | None = Field(None, min_length=1)
     method: SerializeAsAny[Method]
 

@@ -176,6 +176,6 @@ def test_schedules_cannot_be_changed() -> None:
 
 def test_early_alpha_late_beta() -> None:
     alpha, beta = early_alpha_late_beta()
-    assert {"early-alpha-late-beta": (alpha, beta)} == NAMED
+    assert NAMED["early-alpha-late-beta"]() == (alpha, beta)
     assert values(alpha, 3) == pytest.approx([0.7, 0.5, 0.3])
     assert values(beta, 3) == pytest.approx([0.3, 0.5, 0.7])

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from mutua.data.samples import Samples
 from mutua.errors import InputError
+from mutua.spec import Spec
 
 TRIES = 1000
 EPS = 1e-9
@@ -53,11 +54,7 @@ def cut(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.
     ]
 
 
-class _Base(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Counted(_Base):
+class _Counted(Spec):
     clients: Annotated[int, Field(ge=1)]
 
     def _ids(self) -> list[str]:
@@ -265,7 +262,7 @@ def _relieve(scarce: int, extra: np.ndarray, left: np.ndarray, major: np.ndarray
     return False
 
 
-class Domains(_Base):
+class Domains(Spec):
     """One client a domain of the source."""
 
     kind: Literal["domains"] = "domains"
@@ -287,7 +284,7 @@ class Domains(_Base):
         return Deal(parts, list(samples.domains))
 
 
-class Rotated(_Base):
+class Rotated(Spec):
     """One client an angle (degrees clockwise): all have the same images, each client's turned by its own."""
 
     kind: Literal["rotated"] = "rotated"

@@ -8,19 +8,18 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut
 from mutua.data.samples import Samples
 from mutua.data.transforms import rotate
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream
+from mutua.spec import Spec
 
 
-class Split(BaseModel):
+class Split(Spec):
     """Fractions for validation and test; `test` counts only where the source has no test set of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     val: Annotated[float, Field(ge=0, lt=1)] = 0.1
     test: Annotated[float, Field(ge=0, lt=1)] = 0.2

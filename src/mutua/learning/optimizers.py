@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from mutua.learning.schedules import Schedule, value, within
 from mutua.message import Tensors
+from mutua.spec import Spec
 
 Rate = Annotated[Schedule, within(0, 1e6)]
 
 
-class _Optimizer(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Optimizer(Spec):
     lr: Rate
     weight_decay: float = Field(0.0, ge=0)
 

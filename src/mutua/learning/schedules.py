@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 
 from mutua.errors import suggest
+from mutua.spec import Spec
 
 
 def _number(given: Any) -> float:
@@ -27,17 +28,13 @@ def _number(given: Any) -> float:
 Number = Annotated[float, BeforeValidator(_number)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 def _some(values: tuple[float, ...]) -> tuple[float, ...]:
     if not values:
         raise ValueError("an empty list; give at least one number")
     return values
 
 
-class Linear(_Model):
+class Linear(Spec):
     """A straight line from `start` in round 1 to `end` in the last round."""
 
     schedule: Literal["linear"] = "linear"
@@ -45,7 +42,7 @@ class Linear(_Model):
     end: Number
 
 
-class Cosine(_Model):
+class Cosine(Spec):
     """Half a cosine wave from `start` in round 1 to `end` in the last round: flat at both ends."""
 
     schedule: Literal["cosine"] = "cosine"
@@ -53,7 +50,7 @@ class Cosine(_Model):
     end: Number
 
 
-class Listed(_Model):
+class Listed(Spec):
     """One value a round; the last one stays."""
 
     schedule: Literal["list"] = "list"
@@ -135,4 +132,4 @@ def early_alpha_late_beta() -> tuple[Schedule, Schedule]:
     return Linear(start=0.7, end=0.3), Linear(start=0.3, end=0.7)
 
 
-NAMED: dict[str, tuple[Schedule, Schedule]] = {"early-alpha-late-beta": early_alpha_late_beta()}
+NAMED = {"early-alpha-late-beta": early_alpha_late_beta}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from mutua.errors import InputError, Refused, suggest
@@ -24,6 +24,7 @@ from mutua.ledger import Shares
 from mutua.message import Kind, Message, weights
 from mutua.models import Architecture, shared_names
 from mutua.participant import EarlyStopping, Participant, initial_seed
+from mutua.spec import Spec
 from mutua.store import State
 
 How = Literal["global", "finetune", "mutual"]
@@ -42,10 +43,8 @@ class Server:
     state: State = field(default_factory=dict)
 
 
-class Method(BaseModel, ABC):
+class Method(Spec, ABC):
     """A federated algorithm. Its fields are its hyper-parameters; numbers may be schedules."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
     needs_global: ClassVar[bool] = False

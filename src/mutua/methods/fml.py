@@ -44,7 +44,7 @@ class FML(Hub):
         """α and β by the named schedule where one is given."""
         numbers = super().numbers(round, rounds)
         if self.schedule is not None:
-            numbers.alpha, numbers.beta = (value(s, round, rounds) for s in NAMED[self.schedule])
+            numbers.alpha, numbers.beta = (value(s, round, rounds) for s in NAMED[self.schedule]())
         return numbers
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:

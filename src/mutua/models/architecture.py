@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -25,6 +24,7 @@ from mutua.imports import by_path
 from mutua.models import registry
 from mutua.models.parts import Size, sides
 from mutua.models.splice import Share
+from mutua.spec import Spec
 
 _EXPECTED = {
     "name": "a model's name, 'package.module:factory', a factory or an nn.Module",
@@ -34,10 +34,10 @@ _EXPECTED = {
 }
 
 
-class Architecture(BaseModel):
+class Architecture(Spec):
     """A model by name, by factory or as an object, with its width, starting weights and shared part."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     name: str | nn.Module | Callable[..., Any]
     width: float = Field(default=1.0, gt=0, allow_inf_nan=False)
