@@ -6,6 +6,7 @@ Li et al. 2020, "Federated optimization in heterogeneous networks" (FedProx).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -56,7 +57,7 @@ class FedAvg(Hub):
     def check(self, server: Server, reply: Message) -> None:
         """Besides the meme, n_k must be a count."""
         super().check(server, reply)
-        if self.weights == "samples" and ("samples" not in reply or reply.number("samples") < 1):
+        if self.weights == "samples" and not ("samples" in reply and 1 <= reply.number("samples") < math.inf):
             raise Refused("its number of samples is missing or below 1")
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
@@ -66,8 +67,8 @@ class FedAvg(Hub):
         return [reply.number("samples") for reply in replies.values()]
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
-        """The global; by option the client's last local copy of it."""
-        if self.serve == "local" and "local" in client.state:
+        """The global or what was tuned of it; by option the client's last local copy of it."""
+        if self.serve == "local" and "local" in client.state and "tuned" not in client.state:
             return client.model("local")
         return super().predictor(client, brief)
 
