@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import ValidationError
 from torch import nn
@@ -147,6 +147,8 @@ class Hub(Method):
 
     def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
         """Use the global as it is, or continue it on the newcomer's data until validation says stop."""
+        if how not in get_args(How):
+            raise InputError(f"how: '{how}' is not a way to join; {suggest(how, list(get_args(How)))}")
         if how == "mutual":
             raise InputError(f"how: 'mutual', but {self.name} does no mutual learning; use 'global' or 'finetune'")
         if how == "finetune":
