@@ -12,7 +12,7 @@ from typing import Protocol
 from mutua.errors import Refused, RunError
 from mutua.federation import Federation
 from mutua.history import History, Metrics
-from mutua.ledger import Ledger
+from mutua.ledger import Ledger, may_leave
 from mutua.message import Message, Tensors
 from mutua.methods.base import Server
 from mutua.participant import Job, Reply
@@ -114,15 +114,15 @@ class Rounds:
     ledger: Ledger = field(default_factory=Ledger)
 
     def __post_init__(self) -> None:
-        first = self.federation.clients[0].train
         self.ids = sorted(client.id for client in self.federation.clients)
+        first = self.federation[self.ids[0]].train
         self.server = Server(
             clients=tuple(self.ids),
             seed=self.job.plan.seed,
             model=self.federation.global_model,
             channels=first.channels,
             size=first.size,
-            classes=len(self.federation.clients[0].task.classes),
+            classes=len(first.classes),
         )
 
     def run(self) -> None:
@@ -131,8 +131,9 @@ class Rounds:
         method.open(self.server)
         self.engine.start()
         self._emit(Started(self.job, self.federation))
-        self._evaluate(0)
-        self._emit(RoundEnded(0, self.history, self.ledger))
+        if plan.rounds:  # else the last evaluation is of round 0
+            self._evaluate(0)
+            self._emit(RoundEnded(0, self.history, self.ledger))
         for round in range(1, plan.rounds + 1):
             self._round(round)
             if round < plan.rounds:
@@ -166,6 +167,7 @@ class Rounds:
                 continue
             self.ledger.record(round, client, "up", reply.message)
             try:
+                may_leave(client, reply.message, method.shares, briefs[client])
                 method.check(self.server, reply.message)
                 accepted[client] = reply.message
             except Refused as refused:
