@@ -9,8 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from mutua.data.samples import Preprocess, Samples
+from mutua.data.public import Public
+from mutua.data.samples import Preprocess, Samples, together
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
 from mutua.learning.task import Task
@@ -32,8 +34,12 @@ class Client:
     test: Samples
     model: Architecture
     domain: str | None = None
+    opt_in: Tensor | None = None
+    """Which training samples the federation may learn from; None is all of them."""
 
     def __post_init__(self) -> None:
+        if self.opt_in is not None and (self.opt_in.dtype, self.opt_in.shape) != (torch.bool, self.train.y.shape):
+            raise InputError(f"client {self.id}: opt_in must be one true or false for each training sample")
         if not _ID.fullmatch(self.id):
             raise InputError(
                 f"client id '{self.id}': use letters, digits, '.', '_', '+', '-', at most 64, not '.' first"
@@ -53,6 +59,16 @@ class Client:
         """What its labels mean."""
         return Task(self.train.classes)
 
+    @property
+    def opted_in(self) -> Samples:
+        """The training samples that the federation may learn from."""
+        return self.train if self.opt_in is None else self.train.take(self.opt_in.nonzero()[:, 0])
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it has anything that the federation may learn from."""
+        return self.opt_in is None or bool(self.opt_in.any())
+
     def relabelled(self, classes: Sequence[str]) -> Client:
         """The same client with labels as indices into `classes`, matched by name."""
         parts = {split: getattr(self, split).relabelled(classes) for split in ("train", "val", "test")}
@@ -71,6 +87,7 @@ class Federation:
     global_model: Architecture | None = None
     test: Samples | None = None
     notes: tuple[str, ...] = ()
+    public: Public | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -85,6 +102,9 @@ class Federation:
             object.__setattr__(self, "clients", tuple(c.relabelled(classes) for c in self.clients))
             if self.test is not None:
                 object.__setattr__(self, "test", self.test.relabelled(classes))
+            if self.public is not None:
+                parts = {owner: part.relabelled(classes) for owner, part in self.public.parts.items()}
+                object.__setattr__(self, "public", replace(self.public, parts=parts))
 
     @property
     def partial(self) -> bool:
@@ -197,8 +217,13 @@ class Federation:
         made = cls(members, shared, test, notes)
         alike = len({client.train.x.shape[1:] for client in members}) == 1
         if test is None and not made.partial and alike:
-            made = replace(made, test=_together([client.test for client in made.clients]))
+            made = replace(made, test=together([client.test for client in made.clients]))
         return made
+
+    def others(self, client_id: str) -> Samples | None:
+        """The other domains' test samples, where clients have domains: the observer's, for CDP and ACC."""
+        tests = [c.test for c in self.clients if c.id != client_id and c.domain is not None]
+        return together(tests) if tests and self[client_id].domain is not None else None
 
     def pooled(self) -> Federation:
         """One client that holds everybody's data: the ceiling that federations are judged against."""
@@ -209,7 +234,7 @@ class Federation:
         clients = [client.relabelled(self.classes) for client in self._in_order]
         model = self.global_model or clients[0].model
         model = model.model_copy(update={"share": "all"})
-        train, val, test = (_together([getattr(c, split) for c in clients]) for split in ("train", "val", "test"))
+        train, val, test = (together([getattr(c, split) for c in clients]) for split in ("train", "val", "test"))
         common = test if self.test is None else self.test.relabelled(self.classes)
         return Federation((Client("pooled", train, val, common, model),), model, common, self.notes)
 
@@ -256,12 +281,11 @@ class Federation:
             )
 
 
-def build(architecture: Architecture, client: Client, seed: int) -> torch.nn.Module:
+def build(architecture: Architecture, client: Client, seed: int, classes: int | None = None) -> torch.nn.Module:
     """The architecture for this client's inputs and classes."""
     samples = client.train
-    return architecture.build(
-        channels=samples.channels, size=samples.size, classes=len(client.task.classes), seed=seed
-    )
+    classes = classes or len(client.task.classes)
+    return architecture.build(channels=samples.channels, size=samples.size, classes=classes, seed=seed)
 
 
 def _try(module: torch.nn.Module, client: Client, role: str, architecture: Architecture) -> None:
@@ -293,10 +317,3 @@ def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:
             known.append(next((k for k in known if k == model), model))
         return known
     return [Architecture.of(models)] * len(ids)
-
-
-def _together(parts: Sequence[Samples]) -> Samples:
-    if any(part.preprocess != parts[0].preprocess for part in parts):
-        parts = [replace(p, x=p.preprocess(p.x), preprocess=Preprocess()) for p in parts]
-    x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
-    return replace(parts[0], x=x, y=y, domain=None, domains=())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 Metrics = Mapping[str, float | None]
-EVERY_ROUND = ("accuracy", "loss")
+EVERY_ROUND = ("accuracy", "loss", "wdp", "cdp", "acc")
 
 
 class Row(NamedTuple):

@@ -25,6 +25,10 @@ class Kind(StrEnum):
 
     WEIGHTS = "weights"
     COUNT = "count"
+    ENTROPY = "entropy"
+    PROBABILITIES = "probabilities"
+    SCORES = "scores"
+    ACCURACY = "accuracy"
     METRIC = "metric"
 
 
@@ -136,6 +140,11 @@ def weights(state: Mapping[str, Tensor]) -> Part:
 def count(number: int) -> Part:
     """A part that holds one whole number."""
     return Part(Kind.COUNT, {"": torch.tensor(number, dtype=torch.int64)})
+
+
+def number(kind: Kind, value: float) -> Part:
+    """A part that holds one real number."""
+    return Part(kind, {"": torch.tensor(value, dtype=torch.get_default_dtype())})
 
 
 _DTYPES = {

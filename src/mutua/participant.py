@@ -7,18 +7,22 @@ committed together, and a brief that comes twice is answered from the commit.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mutua.data.public import Public
+from mutua.data.samples import Samples
 from mutua.errors import MutuaError, RunError
 from mutua.federation import Client, build
-from mutua.learning.evaluation import measure
+from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.optimizers import restore, state_of
 from mutua.learning.task import Task
-from mutua.learning.trainer import Loader, Models, Objective, Trainer, own_streams
+from mutua.learning.trainer import Batch, Loader, Models, Objective, Trainer, own_streams
 from mutua.ledger import may_leave
 from mutua.message import Message, Tensors
 from mutua.models import Architecture, shared_names
@@ -37,6 +41,7 @@ class Job:
     method: Method
     plan: Plan
     global_model: Architecture | None
+    public: Public | None = None
 
     @property
     def global_architecture(self) -> Architecture:
@@ -80,8 +85,14 @@ class Participant:
 
     @property
     def samples(self) -> int:
-        """How many training samples it has."""
-        return len(self.client.train)
+        """n_k: how many training samples the federation may learn from."""
+        return len(self.client.opted_in)
+
+    @property
+    def public(self) -> Public:
+        """The public set, for methods that need one."""
+        assert self.job.public is not None, "Federation.check refuses a method that needs a public set without one"
+        return self.job.public
 
     # Models
 
@@ -96,6 +107,13 @@ class Participant:
         """A model from the store: the personal one by the client's design, others by the global's."""
         architecture = self.client.model if name == "personal" else self.job.global_architecture
         return self.modules.get(name, architecture, self.client, self.state[name])
+
+    def scorer(self, name: str, architecture: Architecture) -> nn.Module:
+        """A model of the store that gives one number a sample; made of the client's seed when first asked for."""
+        if name not in self.state:
+            seed = derive(self._seed, name, "initialisation")
+            self.state[name] = _copy(build(architecture, self.client, seed, classes=1))
+        return self.modules.get(name, architecture, self.client, self.state[name], classes=1)
 
     def fork(self, brief: Message | None) -> nn.Module:
         """The meme: the global of the brief, spliced with the client's adaptor where it is partial."""
@@ -125,8 +143,48 @@ class Participant:
 
     # Learning
 
-    def fit(self, objective: Objective, models: Models, *, until: EarlyStopping | None = None) -> None:
-        """Train for the round's epochs or steps, or `until` a model stops improving on validation data.
+    def fit(
+        self,
+        objective: Objective,
+        models: Models,
+        *,
+        samples: Samples | None = None,
+        epochs: int | None = None,
+        until: EarlyStopping | None = None,
+    ) -> None:
+        """Train on all of the client's samples, or on `samples`, for the round's epochs or steps.
+
+        `epochs` is for work beside the rounds; `until` goes on till a model stops improving on validation data.
+        """
+        loader = self.loader(samples)
+        with self.training(models) as trainer:
+            if until is not None and len(self.client.val):
+                self._fit_until(trainer, loader, objective, until)
+            else:
+                for batch in self.batches(loader) if epochs is None else loader.epochs(epochs):
+                    trainer.step(objective, batch)
+
+    def loader(self, samples: Samples | None = None) -> Loader:
+        """Batches of the client's samples, shuffled by its stream of this round."""
+        plan = self.job.plan
+        return Loader(
+            self.client.train if samples is None else samples,
+            self.task,
+            plan.batch_size,
+            torch_stream(self._seed, self.round, "batches"),
+            join_single=self._has_batch_norm(),
+            augmentations=plan.augment,
+            device=self.modules.device,
+        )
+
+    def batches(self, loader: Loader) -> Iterator[Batch]:
+        """A round's local work: so many epochs, or so many steps."""
+        plan = self.job.plan
+        return loader.steps(plan.steps) if plan.steps else loader.epochs(plan.epochs or 1)
+
+    @contextmanager
+    def training(self, models: Models) -> Iterator[Trainer]:
+        """A trainer over these models; at the end the store has what they learned.
 
         A model that is in the store goes on with its optimizer's memory, and both are kept there; a
         fork begins anew, and of it only the adaptor is kept.
@@ -140,30 +198,21 @@ class Participant:
                 restore(optimizer, self.state[f"{name}.optimizer"])
         for module in modules.values():
             module.train()
-        loader = Loader(
-            self.client.train,
-            self.task,
-            plan.batch_size,
-            torch_stream(self._seed, self.round, "batches"),
-            join_single=self._has_batch_norm(),
-            augmentations=plan.augment,
-            device=self.modules.device,
-        )
         trainer = Trainer(modules, optimizers, self.numbers)
         with own_streams(modules, {name: derive(self._seed, self.round, name, "forward") for name in modules}):
-            if until is not None and len(self.client.val):
-                self._fit_until(trainer, loader, objective, until)
-            else:
-                amount = loader.steps(plan.steps) if plan.steps else loader.epochs(plan.epochs or 1)
-                for batch in amount:
-                    trainer.step(objective, batch)
+            yield trainer
         self.terms |= trainer.terms()
         for name, module in modules.items():
             if name in self.state:
                 self.keep(name, module)
-                self.state[f"{name}.optimizer"] = state_of(optimizers[name])
+                if name in optimizers:
+                    self.state[f"{name}.optimizer"] = state_of(optimizers[name])
             elif name == "meme" and "adaptor" in self.state:
                 self.state["adaptor"] = {k: v for k, v in _copy(module).items() if k in self.state["adaptor"]}
+
+    def predict(self, model: nn.Module, samples: Samples) -> Tensor:
+        """Class probabilities of the model in evaluation mode."""
+        return probabilities(model, samples, self.task, self.modules.device)
 
     def _fit_until(self, trainer: Trainer, loader: Loader, objective: Objective, until: EarlyStopping) -> None:
         """The best epoch's weights, epoch 0 included, are copied and put back at the end."""
@@ -202,9 +251,11 @@ class Modules:
     device: torch.device
     built: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
 
-    def get(self, role: str, architecture: Architecture, client: Client, state: Tensors) -> nn.Module:
+    def get(
+        self, role: str, architecture: Architecture, client: Client, state: Tensors, classes: int | None = None
+    ) -> nn.Module:
         """The module for this role, with these weights."""
-        module = self._module(role, architecture, client)
+        module = self._module(role, architecture, client, classes)
         module.load_state_dict(state)
         return module
 
@@ -213,10 +264,12 @@ class Modules:
         norms = nn.modules.batchnorm._BatchNorm
         return any(isinstance(m, norms) for m in self._module(role, architecture, client).modules())
 
-    def _module(self, role: str, architecture: Architecture, client: Client) -> nn.Module:
-        key = (role, id(architecture), client.train.x.shape[1:], len(client.task.classes))
+    def _module(
+        self, role: str, architecture: Architecture, client: Client, classes: int | None = None
+    ) -> nn.Module:
+        key = (role, id(architecture), client.train.x.shape[1:], classes or len(client.task.classes))
         if key not in self.built:
-            self.built[key] = build(architecture, client, seed=0).to(self.device)
+            self.built[key] = build(architecture, client, 0, classes).to(self.device)
         return self.built[key]
 
 
@@ -259,10 +312,18 @@ def work(
 
 
 def assess(
-    job: Job, client: Client, store: Store, round: int, brief: Message | None, modules: Modules
+    job: Job,
+    client: Client,
+    store: Store,
+    round: int,
+    brief: Message | None,
+    modules: Modules,
+    others: Samples | None = None,
 ) -> dict[tuple[str, str], dict[str, float | None]]:
     """Metrics of the client's predictor and of the global on its own data, by (model, split).
 
+    With the `others`' test samples, which only the observer of a simulation has, also FedH2L's three: accuracy
+    within the own domain (wdp), across the others' (cdp) and over all (acc).
     Nothing is committed: an evaluation leaves no trace in a store.
     """
     participant = Participant(job, client, store.stage(round + 1), round, modules)
@@ -281,6 +342,13 @@ def assess(
         found |= {("predictor", split): found["global", split] for split in splits}
     else:
         judge("predictor", predictor)
+    if others is not None:
+        own = found["predictor", "test"]
+        cross = measure(predictor, others, client.task, modules.device)["accuracy"]
+        parts = [(own["accuracy"], len(client.test)), (cross, len(others))]
+        known = [(value, n) for value, n in parts if value is not None]
+        over_all = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+        found["predictor", "test"] = own | {"wdp": own["accuracy"], "cdp": cross, "acc": over_all}
     return found
 
 

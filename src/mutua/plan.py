@@ -25,6 +25,7 @@ class Plan(Spec):
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)
     augment: tuple[Augment, ...] = ()
+    topology: str = "all"
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 

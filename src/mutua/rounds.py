@@ -18,6 +18,7 @@ from mutua.methods.base import Server
 from mutua.participant import Job, Reply
 from mutua.seeds import numpy_stream, public
 from mutua.store import State
+from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
 
@@ -123,7 +124,12 @@ class Rounds:
             channels=first.channels,
             size=first.size,
             classes=len(first.classes),
+            topology=Topology(self.job.plan.topology),
         )
+        self.server.topology.check(self.ids)
+        # Who shares a model must have something to train it on; who only learns for itself always has.
+        sending = [c.id for c in self.federation.clients if c.takes_part or not self.job.method.needs_global]
+        self.drawable = sorted(sending)
 
     def run(self) -> None:
         """All rounds, then the clients' last work and the last evaluation."""
@@ -183,9 +189,9 @@ class Rounds:
 
     def _draw(self, round: int) -> list[str]:
         """The round's clients, in id order: a public draw, so anybody can check it."""
-        number = self.job.plan.drawn(len(self.ids))
+        number = self.job.plan.drawn(len(self.drawable))
         rng = numpy_stream(public(self.job.plan.seed), round, "clients")
-        return sorted(rng.choice(self.ids, size=number, replace=False).tolist())
+        return sorted(rng.choice(self.drawable, size=number, replace=False).tolist())
 
     def _briefs(self, round: int, clients: Sequence[str]) -> dict[str, Message | None]:
         return {client: self.job.method.brief(self.server, round, client) for client in clients}

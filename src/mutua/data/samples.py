@@ -32,9 +32,12 @@ class Preprocess:
     def __call__(self, x: Tensor) -> Tensor:
         """The model's input for stored values `x`."""
         shape = (1, -1) + (1,) * (x.dim() - 2)
-        mean = torch.tensor(self.mean, device=x.device).view(shape)
-        std = torch.tensor(self.std, device=x.device).view(shape)
-        return x.float().mul_(self.scale).sub_(mean).div_(std) if self != Preprocess() else x.float()
+        dtype = torch.get_default_dtype()
+        if self == Preprocess():
+            return x.to(dtype)
+        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
+        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
+        return x.to(dtype, copy=True).mul_(self.scale).sub_(mean).div_(std)
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,14 @@ class Samples:
         return Samples.of(x, y, classes=classes or getattr(dataset, "classes", None), name=name)
 
 
+def together(parts: Sequence[Samples]) -> Samples:
+    """The samples of all parts, which must have the same classes."""
+    if any(part.preprocess != parts[0].preprocess for part in parts):
+        parts = [replace(p, x=p.preprocess(p.x), preprocess=Preprocess()) for p in parts]
+    x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
+    return replace(parts[0], x=x, y=y, domain=None, domains=())
+
+
 def _check(
     x: Any,
     y: Any,
@@ -141,7 +152,7 @@ def _check(
     if xt.dtype != torch.uint8:
         if not (xt.dtype.is_floating_point or xt.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)):
             raise InputError(f"{name}.x: values of type {xt.dtype}; give bytes (0 to 255) or floating numbers")
-        xt = xt.float()
+        xt = xt.to(torch.get_default_dtype())
         if not bool(torch.isfinite(xt).all()):
             bad = int((~torch.isfinite(xt)).flatten(1).any(1).sum())
             raise InputError(f"{name}.x: NaN or infinity in {bad} of {len(xt)} samples; clean or drop them")

@@ -43,7 +43,15 @@ class LocalEngine:
     def evaluate(self, round: int, briefs: Briefs) -> Mapping[str, Mapping[tuple[str, str], Metrics]]:
         """Each briefed client's models on its own data."""
         return {
-            client: assess(self.job, self.federation[client], self.stores[client], round, brief, self.modules)
+            client: assess(
+                self.job,
+                self.federation[client],
+                self.stores[client],
+                round,
+                brief,
+                self.modules,
+                self.federation.others(client),
+            )
             for client, brief in briefs.items()
         }
 

@@ -13,14 +13,20 @@ BATCH = 500  # large enough to fill a core, small enough to stay in its cache
 
 def probabilities(model: nn.Module, samples: Samples, task: Task, device: torch.device | str = "cpu") -> Tensor:
     """Class probabilities (N, classes) of the model in evaluation mode; the model's mode is kept."""
+    if not len(samples):
+        return torch.empty(0, len(task.classes))
+    return task.probabilities(outputs(model, samples, device))
+
+
+def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cpu") -> Tensor:
+    """The model's scores (N, classes) in evaluation mode; the model's mode is kept."""
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        parts = [
-            task.probabilities(model(samples.preprocess(x).to(device))) for x in samples.x.split(BATCH) if len(x)
-        ]
+        parts = [model(samples.preprocess(x).to(device)) for x in samples.x.split(BATCH)]
     model.train(was_training)
-    return torch.cat(parts).cpu() if parts else torch.empty(0, len(task.classes))
+    # Cloned: a tensor of inference mode could not be learned from.
+    return torch.cat(parts).cpu().clone()
 
 
 def measure(

@@ -24,6 +24,15 @@ class Task:
         """KL(teacher ‖ student) of two models' logits; no gradient reaches the teacher."""
         return losses.kl(teacher, student, temperature)
 
+    def divergences(self, teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+        """`divergence` of every sample."""
+        return losses.kl_each(teacher, student, temperature)
+
+    def entropies(self, probabilities: Tensor) -> Tensor:
+        """How uncertain each row of class probabilities is: −Σ p ln p."""
+        entropies: Tensor = torch.special.entr(probabilities).sum(dim=1)
+        return entropies
+
     def probabilities(self, logits: Tensor) -> Tensor:
         """Class probabilities of a model's output."""
         return torch.softmax(logits, dim=1)

@@ -19,11 +19,12 @@ from mutua.learning.task import Task
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs, labels and the task they belong to."""
+    """Inputs, labels, the task they belong to, and their positions among the samples they were drawn from."""
 
     x: Tensor
     y: Tensor
     task: Task
+    index: Tensor
 
 
 class Numbers:
@@ -100,7 +101,7 @@ class Loader:
                 x = self._prepared[cut.to(self.device)]
             if self.augmentations:
                 x = augment(x, self.augmentations, self.generator)
-            yield Batch(x, self.labels[cut.to(self.device)], self.task)
+            yield Batch(x, self.labels[cut.to(self.device)], self.task, cut)
 
 
 class Trainer:
@@ -129,14 +130,19 @@ class Trainer:
             [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self._parameters()]
         )
 
-    def apply(self, vector: Tensor) -> None:
-        """Step the optimizers as if `vector` were the gradient."""
+    def apply(self, vector: Tensor, lr: float | None = None) -> None:
+        """Step the optimizers as if `vector` were the gradient; `lr` is for this step only."""
         start = 0
         for parameter in self._parameters():
             parameter.grad = vector[start : start + parameter.numel()].view_as(parameter).clone()
             start += parameter.numel()
         for optimizer in self.optimizers.values():
+            usual = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] if lr is None else lr
             optimizer.step()
+            for group, rate in zip(optimizer.param_groups, usual, strict=True):
+                group["lr"] = rate
 
     def terms(self) -> dict[str, float]:
         """The mean of each term since the last call, over the steps that had it."""

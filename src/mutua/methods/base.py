@@ -26,6 +26,7 @@ from mutua.models import Architecture, shared_names
 from mutua.participant import EarlyStopping, Participant, initial_seed
 from mutua.spec import Spec
 from mutua.store import State
+from mutua.topology import Topology
 
 How = Literal["global", "finetune", "mutual"]
 
@@ -40,7 +41,13 @@ class Server:
     channels: int
     size: int | tuple[int, int]
     classes: int
+    topology: Topology = field(default_factory=Topology)
     state: State = field(default_factory=dict)
+
+    @property
+    def partial(self) -> bool:
+        """Whether the global is only a part of a model."""
+        return self.model is not None and self.model.share != "all"
 
 
 class Method(Spec, ABC):
@@ -48,6 +55,9 @@ class Method(Spec, ABC):
 
     name: ClassVar[str]
     needs_global: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
+    honours_opt_out: ClassVar[bool] = False
+    """Whether samples that are opted out of the federation cannot change what leaves a client."""
 
     @property
     def shares(self) -> Shares:
@@ -63,7 +73,14 @@ class Method(Spec, ABC):
         )
 
     def arrange(self, federation: Federation) -> Federation:
-        """The federation as this method sees it; the same one but for `Centralised`."""
+        """The federation as this method sees it; refuses one that lacks what the method needs."""
+        if self.needs_public and federation.public is None:
+            raise InputError(
+                f"public: missing; {self.name} learns from a public set, such as public: {{share: 0.1}}"
+            )
+        if not self.honours_opt_out and any(client.opt_in is not None for client in federation.clients):
+            able = ", ".join(name for name, method in sorted(_METHODS.items()) if method.honours_opt_out)
+            raise InputError(f"opt_out: method {self.name} would let opted-out samples leave; use one of {able}")
         return federation
 
     @abstractmethod
@@ -130,6 +147,10 @@ class Hub(Method):
         """The global."""
         return Message(**{"global": weights(server.state["global"])})
 
+    def reply(self, client: Participant, meme: nn.Module) -> Message:
+        """What leaves after training: the shared part of the meme."""
+        return Message(meme=weights(client.shared(meme)))
+
     def check(self, server: Server, reply: Message) -> None:
         """The meme must be the global's in names, shapes and types, and finite."""
         if "meme" not in reply:
@@ -157,7 +178,7 @@ class Hub(Method):
     def tune(self, client: Participant, brief: Message | None, until: EarlyStopping) -> None:
         """Continue the global on the client's own data and keep the result."""
         model = client.fork(brief)
-        client.fit(_cross_entropy, {"tuned": model}, until=until)
+        client.fit(cross_entropy, {"tuned": model}, until=until)
         client.keep("tuned", model)
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
@@ -165,7 +186,8 @@ class Hub(Method):
         return client.model("tuned") if "tuned" in client.state else client.fork(brief)
 
 
-def _cross_entropy(models: Models, batch: Batch, hp: Numbers) -> Terms:
+def cross_entropy(models: Models, batch: Batch, hp: Numbers) -> Terms:
+    """Each model on its own: cross-entropy."""
     return {name: batch.task.loss(model(batch.x), batch.y) for name, model in models.items()}
 
 

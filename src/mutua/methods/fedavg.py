@@ -18,7 +18,7 @@ from mutua.errors import Refused
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.ledger import Shares
-from mutua.message import Kind, Message, count, weights
+from mutua.message import Kind, Message, count
 from mutua.methods.base import Hub, Server, register
 from mutua.participant import EarlyStopping, Participant
 
@@ -28,6 +28,7 @@ class FedAvg(Hub):
     """Fork the global, train it on own data, merge weighted by the number of samples."""
 
     name: ClassVar[str] = "fedavg"
+    honours_opt_out: ClassVar[bool] = True
     weights: Literal["samples", "uniform"] = "samples"
     serve: Literal["global", "local"] = "global"
 
@@ -42,13 +43,19 @@ class FedAvg(Hub):
         return {"meme": batch.task.loss(models["meme"](batch.x), batch.y)}
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
-        """Fork, fit, send."""
+        """Fork, fit on what is opted in, send. A client that has opted out whole sends nothing."""
+        if not client.client.takes_part:
+            return None
         models = self.models(client, brief)
-        client.fit(self.objective, models)
+        client.fit(self.objective, models, samples=client.client.opted_in)
         if self.serve == "local":
             client.keep("local", models["meme"])
-        reply = {"meme": weights(client.shared(models["meme"]))}
-        return Message(**reply, **({"samples": count(client.samples)} if self.weights == "samples" else {}))
+        return self.reply(client, models["meme"])
+
+    def reply(self, client: Participant, meme: nn.Module) -> Message:
+        """Besides the meme, n_k where the merge needs it."""
+        reply = super().reply(client, meme)
+        return Message(**reply, samples=count(client.samples)) if self.weights == "samples" else reply
 
     def models(self, client: Participant, brief: Message | None) -> dict[str, nn.Module]:
         """What the objective works on."""

@@ -15,7 +15,7 @@ from torch import nn
 from mutua.errors import InputError
 from mutua.learning.schedules import NAMED, Schedule, value, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.message import Message, weights
+from mutua.message import Message
 from mutua.methods.base import How, Hub, register
 from mutua.participant import EarlyStopping, Participant
 
@@ -35,9 +35,9 @@ class FML(Hub):
 
     @model_validator(mode="after")
     def _one_schedule(self) -> FML:
-        given = self.model_fields_set & {"alpha", "beta"}
+        given = [name for name in ("alpha", "beta") if getattr(self, name) != 0.5]
         if self.schedule is not None and given:
-            raise ValueError(f"schedule '{self.schedule}' sets alpha and beta; leave out {min(given)}")
+            raise ValueError(f"schedule '{self.schedule}' sets alpha and beta; leave out {given[0]}")
         return self
 
     def numbers(self, round: int, rounds: int) -> Numbers:
@@ -67,7 +67,7 @@ class FML(Hub):
         """Fork the meme, let both teach each other on own data, send the meme. n_k stays at home."""
         models = {"personal": client.model("personal"), "meme": client.fork(brief)}
         client.fit(self.objective, models)
-        return Message(meme=weights(client.shared(models["meme"])))
+        return self.reply(client, models["meme"])
 
     def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
         """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global."""

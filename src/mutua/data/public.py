@@ -1,0 +1,55 @@
+"""A public set: samples that every client knows beforehand, each owned by one client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mutua.data.samples import Samples, together
+from mutua.data.splits import stratified
+from mutua.errors import InputError
+from mutua.seeds import numpy_stream, torch_stream
+
+
+@dataclass(frozen=True)
+class Public:
+    """Samples by owner. Without labels only what models say of them can be learned from."""
+
+    parts: Mapping[str, Samples]
+    labelled: bool = True
+
+    @property
+    def whole(self) -> Samples:
+        """All owners' samples, in the order of their ids."""
+        return together([self.parts[owner] for owner in sorted(self.parts)])
+
+    def batch(self, owner: str, size: int, seed: int, round: int) -> Samples:
+        """The owner's public batch of a round: a public draw, so its peers recompute it and no index is sent."""
+        part = self.parts[owner]
+        order = torch.randperm(len(part), generator=torch_stream(seed, owner, round, "public batch"))
+        return part.take(order[:size])
+
+    def subset(self, size: int, seed: int, round: int) -> Samples:
+        """A round's part of the whole set: a public draw too."""
+        whole = self.whole
+        order = torch.randperm(len(whole), generator=torch_stream(seed, round, "public subset"))
+        return whole.take(order[:size])
+
+
+def carve(train: Samples, number: int, seed: int, who: str) -> tuple[Samples, Samples]:
+    """Split a client's training samples into private ones and `number` public ones, class by class.
+
+    The draw does not depend on the client: domains that show the same images make the same ones public.
+    """
+    if not 1 <= number < len(train):
+        raise InputError(
+            f"public.share: client {who} would give {number} of {len(train)} training samples; "
+            "it must give at least one and keep at least one"
+        )
+    y = np.asarray(train.y.numpy())
+    (chosen,) = stratified(y, [number / len(y)], numpy_stream(seed, "public"))
+    private = np.setdiff1d(np.arange(len(y)), chosen)
+    return train.take(private), train.take(chosen)

@@ -1,0 +1,111 @@
+"""FedMD: clients agree on scores of a public set, and each model learns to match the consensus.
+
+Li and Wang 2019, "FedMD: heterogeneous federated learning via model distillation". The paper's loop,
+rotated: *digest the consensus, revisit private data, score the public subset* is one `train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mutua.data.samples import Samples
+from mutua.errors import InputError, Refused
+from mutua.federation import Federation
+from mutua.learning.evaluation import outputs
+from mutua.learning.trainer import Batch, Models, Numbers, Terms
+from mutua.ledger import Shares
+from mutua.message import Kind, Message, Part
+from mutua.methods.base import Method, Server, register
+from mutua.participant import Participant
+from mutua.seeds import public
+
+
+@register
+class FedMD(Method):
+    """Models of any design learn to match the mean of all clients' scores on a public set."""
+
+    name: ClassVar[str] = "fedmd"
+    needs_public: ClassVar[bool] = True
+    digest: Literal["kl", "l1", "mse"] = "kl"
+    digest_epochs: int = Field(1, ge=1)
+    subset: int = Field(1000, ge=1)
+    public_epochs: int = Field(5, ge=1)
+    private_epochs: int = Field(5, ge=1)
+
+    @property
+    def shares(self) -> Shares:
+        """Scores on public samples."""
+        return {Kind.SCORES: "public"}
+
+    def arrange(self, federation: Federation) -> Federation:
+        """Its clients first train on the public set's labels."""
+        federation = super().arrange(federation)
+        if federation.public is not None and not federation.public.labelled:
+            raise InputError("public.labelled: false, but fedmd's clients begin with the public set's labels")
+        return federation
+
+    def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
+        """Cross-entropy, on public and then on private data."""
+        return {"personal": batch.task.loss(models["personal"](batch.x), batch.y)}
+
+    def start(self, client: Participant) -> None:
+        """Transfer learning: train on the public set, then on private data."""
+        client.initialise("personal")
+        for samples, epochs in ((client.public.whole, self.public_epochs), (None, self.private_epochs)):
+            client.fit(self.objective, {"personal": client.model("personal")}, samples=samples, epochs=epochs)
+
+    def brief(self, server: Server, round: int, client_id: str) -> Message | None:
+        """The consensus of the last round."""
+        consensus = server.state.get("consensus")
+        return None if consensus is None else Message(consensus=Part(Kind.SCORES, consensus))
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        """Digest, revisit, score."""
+        self.finish(client, brief)
+        scores = outputs(client.model("personal"), self._subset(client, client.round), client.modules.device)
+        return Message(public=Part(Kind.SCORES, {"": scores}))
+
+    def check(self, server: Server, reply: Message) -> None:
+        """Scores must be finite rows, one number a class."""
+        if "public" not in reply or list(reply.arrays("public")) != [""]:
+            raise Refused("it holds no scores 'public'")
+        scores = reply.arrays("public")[""]
+        if scores.dim() != 2 or scores.shape[1] != server.classes or not bool(torch.isfinite(scores).all()):
+            raise Refused(f"its scores are not finite rows of {server.classes}")
+
+    def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
+        """The consensus: the mean of all scores."""
+        scores = [reply.arrays("public")[""] for reply in replies.values()]
+        server.state["consensus"] = {"": torch.stack(scores).mean(0)}
+
+    def finish(self, client: Participant, brief: Message | None) -> None:
+        """Digest the consensus that is still owed, and revisit private data."""
+        if brief is None:
+            return
+        model = client.model("personal")
+        consensus = brief.arrays("consensus")[""]
+        self._digest(client, model, consensus)
+        client.fit(self.objective, {"personal": client.model("personal")})
+
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        """The personal model as it stands."""
+        return client.model("personal")
+
+    def _digest(self, client: Participant, model: nn.Module, consensus: Tensor) -> None:
+        def match(models: Models, batch: Batch, hp: Numbers) -> Terms:
+            scores, target = models["personal"](batch.x), consensus[batch.index].to(batch.x.device)
+            if self.digest == "kl":
+                return {"digest": batch.task.divergence(target, scores)}
+            return {"digest": (F.l1_loss if self.digest == "l1" else F.mse_loss)(scores, target)}
+
+        samples = self._subset(client, client.round - 1)
+        client.fit(match, {"personal": model}, samples=samples, epochs=self.digest_epochs)
+
+    def _subset(self, client: Participant, round: int) -> Samples:
+        return client.public.subset(self.subset, public(client.job.plan.seed), round)

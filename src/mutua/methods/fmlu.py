@@ -1,0 +1,111 @@
+"""FMLU, uncertainty-aware federated mutual learning: who is unsure teaches and counts less.
+
+"Uncertainty-aware federated mutual learning" (Eqs. 3 and 4, Algorithm 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import model_validator
+from torch import nn
+
+from mutua.errors import Refused
+from mutua.learning.trainer import Batch, Models, Numbers, Terms
+from mutua.ledger import Shares
+from mutua.message import Kind, Message, number
+from mutua.methods.base import Server, register
+from mutua.methods.fml import FML
+from mutua.participant import Participant
+
+
+@register
+class FMLU(FML):
+    """FML whose teaching and merging are weighted by entropy; with both halves off it is FML."""
+
+    name: ClassVar[str] = "fmlu"
+    uncertain_update: bool = True
+    uncertain_merge: bool = True
+    entropy: Literal["batch", "sample"] = "batch"
+
+    @model_validator(mode="after")
+    def _no_weights(self) -> FMLU:
+        if self.uncertain_update and (self.alpha != 0.5 or self.beta != 0.5 or self.schedule):
+            raise ValueError("uncertainty replaces alpha and beta; leave them out or set uncertain_update: false")
+        return self
+
+    @property
+    def shares(self) -> Shares:
+        """The meme and, for the merge, one number: its entropy."""
+        meme = {Kind.WEIGHTS: "meme"}
+        return meme | {Kind.ENTROPY: "meme_entropy"} if self.uncertain_merge else meme
+
+    def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
+        """L = CE + e^(−H(p_teacher))·KL(teacher ‖ student), both ways; H is detached."""
+        if not self.uncertain_update:
+            return super().objective(models, batch, hp)
+        task = batch.task
+        personal, meme = models["personal"](batch.x), models["meme"](batch.x)
+
+        def taught(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+            entropy = task.entropies(task.probabilities(teacher.detach()))
+            trust = torch.exp(-(entropy if self.entropy == "sample" else entropy.mean()))
+            return (
+                task.loss(student, batch.y)
+                + (trust * task.divergences(teacher.detach(), student, hp.temperature)).mean()
+            )
+
+        return {"personal": taught(meme, personal), "meme": taught(personal, meme)}
+
+    def reply(self, client: Participant, meme: nn.Module) -> Message:
+        """Besides the meme, H_k: its mean entropy over the client's own training data."""
+        reply = super().reply(client, meme)
+        if not self.uncertain_merge:
+            return reply
+        entropy = client.task.entropies(client.predict(meme, client.client.train)).mean()
+        return Message(**reply, meme_entropy=number(Kind.ENTROPY, float(entropy)))
+
+    def check(self, server: Server, reply: Message) -> None:
+        """Besides the meme, H_k must lie in [0, ln C]."""
+        super().check(server, reply)
+        if not self.uncertain_merge:
+            return
+        if "meme_entropy" not in reply:
+            raise Refused("its entropy is missing")
+        # With a partial global every client has a number of classes of its own, which the server does not know.
+        most = math.log(server.classes) + 1e-4 if not server.partial else math.inf
+        entropy = reply.number("meme_entropy")
+        if not 0 <= entropy <= most:
+            raise Refused(f"its entropy {entropy} is outside [0, {most:.4f}]")
+
+    def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
+        """softmax over clients of −H_k."""
+        if not self.uncertain_merge:
+            return super().merge_weights(replies)
+        entropies = torch.tensor([reply.number("meme_entropy") for reply in replies.values()], dtype=torch.float64)
+        return torch.softmax(-entropies, 0).tolist()
+
+
+@register
+class DML(FML):
+    """The control beside FMLU: CE + 1·KL both ways, no uncertainty, merged as FML."""
+
+    name: ClassVar[str] = "dml"
+
+    @model_validator(mode="after")
+    def _no_weights(self) -> DML:
+        if self.alpha != 0.5 or self.beta != 0.5 or self.schedule:
+            raise ValueError("dml is CE + 1·KL and has no alpha or beta; use fml for those")
+        return self
+
+    def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
+        """Deep mutual learning (Zhang et al. 2018), fml-2023 Eq. (4)."""
+        loss, divergence = batch.task.loss, batch.task.divergence
+        personal, meme = models["personal"](batch.x), models["meme"](batch.x)
+        return {
+            "personal": loss(personal, batch.y) + divergence(meme.detach(), personal, hp.temperature),
+            "meme": loss(meme, batch.y) + divergence(personal.detach(), meme, hp.temperature),
+        }

@@ -1,0 +1,71 @@
+"""A mixture of a global and a local expert, with data that is opted out of the federation.
+
+"Federated learning using a mixture of experts" (2021), Eqs. (3) to (6) and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mutua.message import Message
+from mutua.methods.base import cross_entropy, register
+from mutua.methods.fedavg import FedAvg
+from mutua.models import Architecture
+from mutua.participant import EarlyStopping, Participant
+
+
+class Mixture(nn.Module):
+    """log(h·p_l + (1−h)·p_g): a gate h(x) weighs the local expert against the global one."""
+
+    def __init__(self, expert: nn.Module, personal: nn.Module, gate: nn.Module, mix: str) -> None:
+        super().__init__()
+        self.expert, self.personal, self.gate, self.mix = expert, personal, gate, mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities, which serve as logits too."""
+        score = self.gate(x)
+        local, shared = F.log_softmax(self.personal(x), 1), F.log_softmax(self.expert(x), 1)
+        if self.mix == "log-probabilities":
+            h = torch.sigmoid(score)
+            return F.log_softmax(h * local + (1 - h) * shared, 1)
+        return torch.logaddexp(F.logsigmoid(score) + local, F.logsigmoid(-score) + shared)
+
+
+@register
+class MixtureOfExperts(FedAvg):
+    """FedAvg on opted-in data; then, alone, a local expert and a gate between the two, on all data."""
+
+    name: ClassVar[str] = "mixture"
+    gate: Architecture | None = None
+    mix: Literal["probabilities", "log-probabilities"] = "probabilities"
+    freeze_experts: bool = False
+    patience: int = Field(10, ge=1)
+    mixture_epochs: int = Field(200, ge=1)
+
+    def finish(self, client: Participant, brief: Message | None) -> None:
+        """Stages 2 and 3: a local expert on all data, then both experts and the gate together."""
+        stop = {"patience": self.patience, "epochs": self.mixture_epochs}
+        client.initialise("personal")
+        client.fit(cross_entropy, {"personal": client.model("personal")}, until=EarlyStopping("personal", **stop))
+        client.state.pop("personal.optimizer", None)
+        client.keep("expert", client.fork(brief))
+        mixture = self._mixture(client)
+        for expert in (mixture.expert, mixture.personal):
+            expert.requires_grad_(not self.freeze_experts)
+        client.fit(cross_entropy, {"mixture": mixture}, until=EarlyStopping("mixture", **stop))
+        for name in ("expert", "personal", "gate"):
+            getattr(mixture, name).requires_grad_(True)
+            client.keep(name, getattr(mixture, name))
+
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        """The global before the end, then the mixture."""
+        return self._mixture(client) if "gate" in client.state else super().predictor(client, brief)
+
+    def _mixture(self, client: Participant) -> Mixture:
+        gate = client.scorer("gate", self.gate or client.job.global_architecture)
+        return Mixture(client.model("expert"), client.model("personal"), gate, self.mix)
