@@ -123,7 +123,7 @@ def test_a_count_is_one_number_and_hides_no_label_counts() -> None:
         {"": torch.tensor(7), "labels": torch.tensor([5, 0, 2])},
         {"labels": torch.tensor(5)},
     ):
-        with pytest.raises(Refused, match="client a: .*'samples'"):
+        with pytest.raises(Refused, match=r"client a: .*'samples'"):
             may_leave("a", Message(samples=Part(Kind.COUNT, arrays)), shares, BRIEF)
 
 

@@ -45,7 +45,7 @@ def test_every_epoch_sees_every_sample_once_in_full_batches_but_the_last(n: int,
     assert len(batches) == epochs * per_epoch
     for e in range(epochs):
         cut = batches[e * per_epoch : (e + 1) * per_epoch]
-        assert sorted(sum(cut, [])) == list(range(n))
+        assert sorted(number for batch in cut for number in batch) == list(range(n))
         assert [len(batch) for batch in cut[:-1]] == [size] * (per_epoch - 1)
         assert len(cut[-1]) == (n % size or size)
 
@@ -65,6 +65,7 @@ def test_a_last_batch_of_one_joins_the_batch_before_it(n: int, size: int) -> Non
 def test_labels_belong_to_their_inputs() -> None:
     for batch in loader(10, 4).epochs(2):
         assert torch.equal(batch.y, batch.x[:, 0].long() % 3)
+        assert torch.equal(batch.index, batch.x[:, 0].long())
         assert batch.task == TASK
 
 
@@ -94,9 +95,7 @@ def test_no_epochs_are_no_batches() -> None:
 def test_stored_bytes_become_the_models_input_whether_or_not_prepared_at_once() -> None:
     x = torch.arange(8 * 4, dtype=torch.uint8).view(8, 1, 2, 2)
     samples = Samples(x, torch.arange(8) % 3, TASK.classes, Preprocess(1 / 255, (0.5,), (0.25,)))
-    few, many = (
-        list(Loader(samples, TASK, 2, torch_stream(0, "batches")).steps(number)) for number in (1, 8)
-    )
+    few, many = (list(Loader(samples, TASK, 2, torch_stream(0, "batches")).steps(number)) for number in (1, 8))
     expected = (x.numpy().astype(np.float64) / 255 - 0.5) / 0.25
     order = torch.randperm(8, generator=torch_stream(0, "batches"))
     for batch in (few[0], many[0]):
@@ -135,7 +134,7 @@ def problem() -> tuple[nn.Linear, nn.Linear, Batch]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         models = nn.Linear(2, 3).double(), nn.Linear(2, 3).double()
-        batch = Batch(torch.randn(5, 2).double(), torch.tensor([0, 1, 2, 0, 1]), TASK)
+        batch = Batch(torch.randn(5, 2).double(), torch.tensor([0, 1, 2, 0, 1]), TASK, torch.arange(5))
     return *models, batch
 
 
@@ -180,7 +179,8 @@ def test_gradient_is_autograds_as_one_vector_and_moves_nothing() -> None:
     trainer = Trainer(models, optimizers, hp)
     trainer.gradient({"stale": one(batch.x).sum()})  # what an earlier call left behind must not be added
     vector = trainer.gradient(objective(models, batch, hp))
-    gw, gb = softmax_gradient(*(p.detach().numpy() for p in one.parameters()), batch.x.numpy(), batch.y.numpy())
+    w, b = one.weight.detach().numpy(), one.bias.detach().numpy()
+    gw, gb = softmax_gradient(w, b, batch.x.numpy(), batch.y.numpy())
     z = two(batch.x).detach().numpy()
     d = 3.0 * 2 * z / z.size
     by_hand = np.concatenate([gw.ravel(), gb, (d.T @ batch.x.numpy()).ravel(), d.sum(0)])
@@ -212,9 +212,7 @@ def test_gradient_then_apply_is_a_step() -> None:
     for together in (True, False):
         one, two, batch = problem()
         models, hp = {"one": one, "two": two}, Numbers(weight=2.0)
-        trainer = Trainer(
-            models, {n: torch.optim.Adam(m.parameters(), 0.1) for n, m in models.items()}, hp
-        )
+        trainer = Trainer(models, {n: torch.optim.Adam(m.parameters(), 0.1) for n, m in models.items()}, hp)
         for _ in range(3):
             if together:
                 trainer.step(objective, batch)
@@ -260,7 +258,7 @@ def test_terms_of_different_steps_are_counted_apart() -> None:
 def test_numbers_say_what_there_is() -> None:
     numbers = Numbers(alpha=0.5, beta=0.25)
     assert numbers.alpha + numbers.beta == 0.75
-    with pytest.raises(AttributeError, match="'gamma'.*alpha, beta"):
+    with pytest.raises(AttributeError, match=r"'gamma'.*alpha, beta"):
         _ = numbers.gamma
 
 
@@ -268,7 +266,8 @@ def test_numbers_say_what_there_is() -> None:
 
 
 def dropped(model: nn.Module) -> torch.Tensor:
-    return model(torch.ones(1, 4)) != 0
+    kept: torch.Tensor = model(torch.ones(1, 4)) != 0
+    return kept
 
 
 def dropout() -> nn.Module:
@@ -296,16 +295,17 @@ def test_streams_go_when_they_are_no_longer_wanted_even_after_an_error() -> None
     model = dropout()
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    with pytest.raises(AttributeError), own_streams({"m": model}, {"m": 1}):
+    with own_streams({"m": model}, {"m": 1}):
         dropped(model)
-        model(None)
+        with pytest.raises(AttributeError):
+            model(None)
     assert torch.equal(torch.get_rng_state(), before)
     dropped(model)
     assert not torch.equal(torch.get_rng_state(), before)
 
 
 def test_dropout_differs_by_round_and_by_client(
-    nets: SimpleNamespace, federate: Callable[..., Any], simulate: Callable[..., Any], blobs: Callable[..., Samples]
+    nets: SimpleNamespace, federate: Callable[..., Any], simulate: Callable[..., Any]
 ) -> None:
     """The same weights on the same data with another round's or client's dropout give another reply."""
     from dataclasses import replace

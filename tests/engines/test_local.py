@@ -1,0 +1,319 @@
+"""The local engine and a client's work: transactions, repeated briefs, replies that are nobody else's affair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from mutua.engines.local import LocalEngine, device
+from mutua.errors import InputError, Refused, RunError
+from mutua.federation import Federation
+from mutua.message import Message, Tensors, weights
+from mutua.methods import FML, FedAvg, FineTuned
+from mutua.participant import Job, Modules, Participant, work
+from mutua.plan import Plan
+from mutua.store import Store
+
+Federate = Callable[..., Federation]
+Simulate = Callable[..., Any]
+Identical = Callable[[Tensors, Tensors], bool]
+
+MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+
+
+@pytest.fixture
+def steps() -> Iterator[list[int]]:
+    """One entry for every step of any optimizer."""
+    taken: list[int] = []
+    hook = register_optimizer_step_post_hook(lambda *_: taken.append(1))
+    yield taken
+    hook.remove()
+
+
+# A reply is nobody else's affair
+
+
+def test_a_reply_to_the_same_brief_has_the_same_bytes_whoever_else_takes_part(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    """All together, two, or one by itself: the brief decides, and the client's own past."""
+    federation = federate([9, 12, 7, 5], models=[nets.dropping, nets.normed, nets.wide, nets.plain])
+    run = simulate(FML(), federation, rounds=3, optimizer=MOMENTUM)
+    for company in ("b", "bd", "dcba"):
+        some = replace(federation, clients=tuple(federation[client] for client in company))
+        engine = LocalEngine()
+        engine.open(run.job, some)
+        engine.start()
+        for round in (1, 2, 3):
+            replies = engine.train(round, {client: run.engine.briefs[round, client] for client in company})
+            for client in company:
+                assert replies[client].message is not None
+                assert replies[client].message == run.engine.replies[round, client].message
+        engine.close()
+
+
+def test_a_client_works_alike_without_any_engine(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    federation = federate(models=nets.normed, global_model={"name": nets.dropping, "share": "body"})
+    run = simulate(FML(), federation, rounds=2, optimizer=MOMENTUM)
+    store = Store()
+    # Modules built anew for every round: none of them may carry anything over.
+    work(run.job, federation["c"], store, "start", 0, None, Modules(torch.device("cpu")))
+    for round in (1, 2):
+        brief = Message.decode(run.engine.briefs[round, "c"].encode())
+        reply = work(run.job, federation["c"], store, "train", round, brief, Modules(torch.device("cpu")))
+        assert reply.message == run.engine.replies[round, "c"].message
+        there = run.engine.kept[round, "c"]
+        assert set(store.state) == set(there)
+        assert all(identical(store.state[group], there[group]) for group in there)
+
+
+def test_twins_with_other_ids_train_differently(federate: Federate, simulate: Simulate) -> None:
+    federation = federate()
+    twins = tuple(replace(federation["a"], id=name) for name in ("a", "z"))
+    run = simulate(FML(), replace(federation, clients=twins), rounds=1)
+    assert run.engine.replies[1, "a"].message != run.engine.replies[1, "z"].message
+
+
+def test_a_brief_that_another_process_may_still_hold_is_not_changed(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    run = simulate(FML(), federate(global_model=nets.normed), rounds=1, go=False)
+    run.job.method.open(run.server)
+    run.engine.start()
+    brief = run.job.method.brief(run.server, 1, "a")
+    before = brief.encode()
+    run.engine.train(1, {"a": brief})
+    run.engine.close()
+    assert brief.encode() == before
+
+
+# Repeated briefs
+
+
+@pytest.mark.parametrize("method", [FML(), FedAvg()], ids=lambda m: str(m.name))
+def test_a_repeated_brief_is_answered_from_the_store_and_trains_nothing(
+    method: Any, federate: Federate, simulate: Simulate, steps: list[int]
+) -> None:
+    run = simulate(method, federate([9]), rounds=3, optimizer=MOMENTUM, go=False)
+    run.job.method.open(run.server)
+    engine = run.engine
+    engine.start()
+    brief = run.job.method.brief(run.server, 1, "a")
+    first = engine.train(1, {"a": brief})["a"].message
+    taken, kept = len(steps), engine.stores["a"].commits
+    assert taken == 3 * (2 if method.name == "fml" else 1)  # nine samples in batches of four, one or two models
+    again = engine.train(1, {"a": brief})["a"].message
+    assert again == first
+    assert len(steps) == taken
+    assert engine.stores["a"].commits == kept
+    engine.close()
+
+
+def test_starting_or_finishing_twice_does_it_once(
+    federate: Federate, simulate: Simulate, steps: list[int]
+) -> None:
+    run = simulate(FineTuned(tune_epochs=2), federate([5]), rounds=1)
+    taken = len(steps)
+    state = run.engine.stores["a"].state
+    run.engine.finish(2, {"a": run.engine.briefs[2, "a"]})
+    assert len(steps) == taken
+    assert run.engine.stores["a"].state is state
+    fml = simulate(FML(), federate([5]), go=False)
+    fml.engine.start()
+    started = fml.engine.stores["a"].state
+    fml.engine.start()
+    assert fml.engine.stores["a"].state is started
+    fml.engine.close()
+
+
+def test_a_server_one_round_behind_is_answered_and_all_goes_on_to_the_same_bytes(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    """The server forgets round 3 and asks again: who has it answers from the store, who lost it trains anew."""
+    federation = federate(models=nets.normed, global_model={"name": nets.dropping, "share": "body"})
+    run = simulate(FML(), federation, rounds=5, optimizer=MOMENTUM, go=False)
+    engine = run.engine
+    run.job.method.open(run.server)
+    engine.start()
+    replies = {}
+    shared = []
+    for round in (1, 2, 3):
+        shared.append(dict(run.server.state))
+        briefs = {client: run.job.method.brief(run.server, round, client) for client in "abc"}
+        replies = engine.train(round, briefs)
+        run.job.method.merge(run.server, {client: reply.message for client, reply in replies.items()})
+    after = {client: engine.stores[client].state for client in "abc"}
+    run.server.state = shared[2]
+    briefs = {client: run.job.method.brief(run.server, 3, client) for client in "abc"}
+    # b lost its last commit (a crash between two saves); the others have it.
+    b = engine.stores["b"]
+    assert [commit.round for commit in b.commits] == [2, 3]
+    b.commits = b.commits[:1]
+    again = engine.train(3, briefs)
+    for client in "abc":
+        assert again[client].message == replies[client].message
+        assert (again[client].terms == {}) == (client != "b")
+        state = engine.stores[client].state
+        assert set(state) == set(after[client])
+        assert all(identical(state[group], after[client][group]) for group in state)
+    engine.close()
+
+
+# Transactions
+
+
+class Failing(FML):
+    """A method that breaks down after it has trained."""
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        reply = super().train(client, brief)
+        if client.round == 2 and client.client.id == "b":
+            raise ValueError("the disk is full\nand more")
+        return reply
+
+
+def test_a_failed_train_leaves_the_store_as_it_was_and_names_the_client(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    federation = federate(models=nets.normed, global_model={"name": nets.dropping, "share": "body"})
+    good = simulate(FML(), federation, rounds=2, optimizer=MOMENTUM)
+    run = simulate(Failing(), federation, rounds=2, optimizer=MOMENTUM, go=False)
+    with pytest.raises(RunError, match="client b, round 2: ValueError: the disk is full") as error:
+        run.run()
+    assert "\n" not in str(error.value)
+    store = run.engine.stores["b"]
+    assert [commit.round for commit in store.commits] == [0, 1]
+    for group, arrays in good.engine.kept[1, "b"].items():
+        assert identical(store.state[group], arrays)
+    # What broke is mended and the brief comes again: the work is as if nothing had happened.
+    job = replace(run.job, method=FML())
+    reply = work(job, federation["b"], store, "train", 2, good.engine.briefs[2, "b"], run.engine.modules)
+    assert reply.message == good.engine.replies[2, "b"].message
+    for group, arrays in good.engine.kept[2, "b"].items():
+        assert identical(store.state[group], arrays)
+
+
+class Dying(FML):
+    """A method that is stopped in the middle of its training by something that is no Exception."""
+
+    def objective(self, models: Any, batch: Any, hp: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_leaves_the_store_and_the_random_streams_as_they_were(
+    nets: SimpleNamespace, federate: Federate, modules: Modules
+) -> None:
+    federation = federate(models=nets.dropping)
+    job = Job(Dying(), Plan(batch_size=4, device="cpu"), federation.global_model)
+    store = Store()
+    work(job, federation["a"], store, "start", 0, None, modules)
+    state, rng = store.state, torch.get_rng_state()
+    assert federation.global_model is not None
+    first = federation.global_model.build(channels=4, size=1, classes=3, seed=1).state_dict()
+    with pytest.raises(KeyboardInterrupt):
+        work(job, federation["a"], store, "train", 1, Message(**{"global": weights(first)}), modules)
+    assert store.state is state
+    assert len(store.commits) == 1
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert not any(module._forward_hooks for module in modules.built.values())
+
+
+def test_a_brief_that_does_not_fit_the_global_is_an_error_that_names_the_client(
+    federate: Federate, modules: Modules
+) -> None:
+    federation = federate()
+    job = Job(FedAvg(), Plan(device="cpu"), federation.global_model)
+    store = Store()
+    work(job, federation["a"], store, "start", 0, None, modules)
+    with pytest.raises(RunError, match="client a, round 1"):
+        work(
+            job, federation["a"], store, "train", 1, Message(**{"global": weights({"x": torch.ones(1)})}), modules
+        )
+
+
+def test_what_may_not_leave_is_not_committed(federate: Federate, modules: Modules, simulate: Simulate) -> None:
+    class Chatty(FML):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            super().train(client, brief)
+            return Message(meme=weights(client.state["personal"]), personal=weights({}))
+
+    federation = federate()
+    brief = simulate(FML(), federation, rounds=1).engine.briefs[1, "a"]
+    job = Job(Chatty(), Plan(device="cpu"), federation.global_model)
+    store = Store()
+    work(job, federation["a"], store, "start", 0, None, modules)
+    with pytest.raises(Refused, match="client a: weights 'personal' may not leave"):
+        work(job, federation["a"], store, "train", 1, brief, modules)
+    assert len(store.commits) == 1
+
+
+# Clients that share built modules
+
+
+def test_clients_of_one_architecture_do_not_mix_though_they_share_a_module(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    federation, adam = federate(models=nets.normed, global_model=nets.normed), {"name": "adam", "lr": 0.05}
+    run = simulate(FML(), federation, rounds=2, optimizer=adam)
+    personals = [run.engine.kept[2, client]["personal"] for client in "abc"]
+    assert not identical(personals[0], personals[1])
+    assert not identical(personals[1], personals[2])
+    together = simulate(FML(alpha=1), federation, optimizer=adam)
+    for client in "abc":
+        alone = simulate(FML(alpha=1), replace(federation, clients=(federation[client],)), optimizer=adam)
+        assert identical(alone.engine.kept[2, client]["personal"], together.engine.kept[2, client]["personal"])
+
+
+def test_what_is_kept_shares_no_memory_with_what_trains(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    run = simulate(FML(), federate(models=nets.normed), rounds=2, optimizer=MOMENTUM)
+    live = {p.data_ptr() for m in run.engine.modules.built.values() for p in m.state_dict().values()}
+    for store in run.engine.stores.values():
+        for commit in store.commits:
+            kept = [array for arrays in commit.state.values() for array in arrays.values()]
+            sent = [array for part in (commit.reply or {}).values() for array in part.arrays.values()]
+            assert not live & {array.data_ptr() for array in [*kept, *sent]}
+            assert all(not array.requires_grad for array in [*kept, *sent])
+
+
+# The place
+
+
+def test_one_thread_while_it_runs_and_the_old_number_after(federate: Federate, simulate: Simulate) -> None:
+    torch.set_num_threads(2)
+    try:
+        run = simulate(FML(), federate(), go=False)
+        assert torch.get_num_threads() == 1
+        run.engine.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_devices_by_name() -> None:
+    assert device("cpu") == torch.device("cpu")
+    assert device("auto").type in ("cpu", "cuda", "mps")
+    missing = [name for name, there in (("cuda", torch.cuda.is_available()),) if not there]
+    for name in missing:
+        with pytest.raises(InputError, match=f"'{name}' is not on this machine"):
+            device(name)
+
+
+def test_other_engines_are_refused_by_name(federate: Federate) -> None:
+    from mutua import run
+
+    with pytest.raises(InputError, match=r"'lokal'.*'local'"):
+        run(FML(), federate(), engine="lokal")
+    with pytest.raises(InputError, match="rounds"):
+        run(FML(), federate(), rounds=-1)
+    with pytest.raises(InputError, match="epochs and steps"):
+        run(FML(), federate(), epochs=1, steps=1)

@@ -1,0 +1,389 @@
+"""The round loop: who is drawn, what is refused, what is evaluated and when, and that order changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mutua.errors import Refused, RunError
+from mutua.federation import Federation
+from mutua.learning.evaluation import measure
+from mutua.learning.metrics import SCALARS
+from mutua.learning.optimizers import SGD
+from mutua.message import Message, Tensors, count, weights
+from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent
+from mutua.plan import Plan
+from mutua.rounds import Finished, Rejected, RoundEnded, RoundStarted, Started, Trained
+
+Federate = Callable[..., Federation]
+Simulate = Callable[..., Any]
+Identical = Callable[[Tensors, Tensors], bool]
+
+METHODS: list[Any] = [FML(), FedAvg(), Independent()]
+
+
+def everything(run: Any) -> dict[Any, Any]:
+    """All bytes of a run: what crossed, what is kept and what was measured."""
+    sent = {("up", *key): reply.message.encode() for key, reply in run.engine.replies.items() if reply.message}
+    sent |= {("down", *key): brief.encode() for key, brief in run.engine.briefs.items()}
+    kept = {
+        (key, group): Message(x=weights(arrays)).encode()
+        for key, state in run.engine.kept.items()
+        for group, arrays in state.items()
+    }
+    return {**sent, **kept, "history": sorted(map(str, run.history)), "ledger": sorted(map(str, run.ledger))}
+
+
+# The same bytes
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m.name))
+def test_a_seed_gives_the_same_bytes_twice_and_in_any_order_of_clients(
+    method: Any, nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    federation = federate(models=[nets.dropping, nets.normed, nets.wide], global_model=nets.normed)
+    settings = {"rounds": 3, "client_fraction": 0.7, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}
+    first = everything(simulate(method, federation, **settings))
+    assert everything(simulate(method, federation, **settings)) == first
+    for clients in permutations(federation.clients):
+        assert everything(simulate(method, replace(federation, clients=clients), **settings)) == first
+
+
+@pytest.mark.parametrize("method", [FML(), FedAvg(), Centralised()], ids=lambda m: str(m.name))
+def test_order_changes_nothing_where_class_lists_differ(
+    method: Any, federate: Federate, simulate: Simulate
+) -> None:
+    names = [("cat", "bee"), ("ape", "cat"), ("bee", "cat", "ape")]
+    federation = federate(classes=names)
+    first = everything(simulate(method, federation))
+    for clients in permutations(federate(classes=names).clients):
+        assert everything(simulate(method, replace(federation, clients=clients))) == first
+
+
+class HeadFirst(nn.Module):
+    """The head is drawn before the body, so the body's first weights depend on the number of classes."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, classes)
+        self.body = nn.Linear(channels, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(torch.tanh(self.body(x)))
+        return out
+
+
+def test_order_changes_nothing_where_tasks_differ(federate: Federate, simulate: Simulate) -> None:
+    names = [("ape", "bee"), ("cat", "dog", "elk"), ("bee", "cat", "ape", "fox")]
+    federation = federate(classes=names, global_model={"name": HeadFirst, "share": "body"})
+    first = everything(simulate(FML(), federation))
+    for clients in permutations(federation.clients):
+        assert everything(simulate(FML(), replace(federation, clients=clients))) == first
+
+
+# Drawing
+
+
+@pytest.mark.parametrize(("clients", "fraction", "drawn"), [(4, 0.5, 2), (5, 0.5, 2), (4, 0.1, 1), (10, 0.3, 3)])
+def test_so_many_are_drawn_by_seed_and_differently_each_round(
+    clients: int, fraction: float, drawn: int, federate: Federate, simulate: Simulate
+) -> None:
+    federation = federate([3] * clients)
+    one, again, other = (
+        simulate(FML(), federation, rounds=12, client_fraction=fraction, seed=seed, evaluate_every=99)
+        for seed in (0, 0, 1)
+    )
+    by_round = [event.clients for event in one.events if isinstance(event, RoundStarted)]
+    assert all(len(ids) == len(set(ids)) == drawn for ids in by_round)
+    assert all(list(ids) == sorted(ids) for ids in by_round)
+    assert len(set(by_round)) > 2
+    assert by_round == [event.clients for event in again.events if isinstance(event, RoundStarted)]
+    assert by_round != [event.clients for event in other.events if isinstance(event, RoundStarted)]
+    assert set(one.engine.replies) == {(t, c) for t, ids in enumerate(by_round, start=1) for c in ids}
+
+
+def test_every_client_is_drawn_equally_often() -> None:
+    """Uniform: 3 of 10 over 600 rounds, each about 180 times (five standard deviations are 56)."""
+    plan = Plan(client_fraction=0.3)
+    from mutua.seeds import numpy_stream, public
+
+    ids = [str(k) for k in range(10)]
+    assert plan.drawn(10) == 3
+    drawn = Counter(
+        client
+        for round in range(600)
+        for client in numpy_stream(public(0), round, "clients").choice(ids, 3, replace=False).tolist()
+    )
+    assert all(abs(times - 180) < 56 for times in drawn.values())
+
+
+def test_a_client_not_drawn_keeps_its_store_untouched(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    federation = federate([5, 5, 5, 5], global_model={"name": nets.plain, "share": "body"})
+    run = simulate(FML(), federation, rounds=5, client_fraction=0.5, optimizer={"name": "adam", "lr": 0.01})
+    rested = 0
+    for round in range(1, 6):
+        for client in "abcd":
+            before, after = run.engine.kept[round - 1, client], run.engine.kept[round, client]
+            if (round, client) in run.engine.replies:
+                assert before is not after
+            else:
+                rested += 1
+                assert before is after
+    assert rested == 5 * 2
+
+
+def test_the_method_does_not_change_who_is_drawn(federate: Federate, simulate: Simulate) -> None:
+    runs = [simulate(method, federate([3] * 6), rounds=4, client_fraction=0.5) for method in METHODS]
+    drawn = [[event.clients for event in run.events if isinstance(event, RoundStarted)] for run in runs]
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+# Refusing
+
+
+def broken(how: str) -> Callable[[Message], Message]:
+    def change(message: Message) -> Message:
+        arrays = {name: array.clone() for name, array in message.arrays("meme").items()}
+        if how == "extra name":
+            arrays["personal.weight"] = torch.zeros(2)
+        elif how == "missing name":
+            del arrays["head.bias"]
+        elif how == "wrong shape":
+            arrays["head.bias"] = torch.zeros(4)
+        elif how == "wrong dtype":
+            arrays["head.bias"] = arrays["head.bias"].double()
+        elif how == "nan":
+            arrays["body.weight"][0, 0] = float("nan")
+        elif how == "infinity":
+            arrays["body.weight"][0, 0] = float("-inf")
+        elif how == "no meme":
+            return Message(**{"global": weights(arrays)})
+        elif how == "empty":
+            return Message()
+        elif how == "another kind":
+            return Message(meme=replace_kind(arrays))
+        elif how == "undeclared part":
+            return Message(meme=weights(arrays), labels=count(3))
+        return Message(meme=weights(arrays))
+
+    return change
+
+
+def replace_kind(arrays: Tensors) -> Any:
+    from mutua.message import Kind, Part
+
+    return Part(Kind.METRIC, arrays)
+
+
+HOWS = {
+    "extra name": "personal.weight",
+    "missing name": "head.bias",
+    "wrong shape": "head.bias",
+    "wrong dtype": "head.bias",
+    "nan": "body.weight",
+    "infinity": "body.weight",
+    "no meme": "global",
+    "empty": "meme",
+    "another kind": "meme",
+    "undeclared part": "labels",
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_broken_reply_is_refused_with_the_clients_name_and_the_round_goes_on(
+    how: str, federate: Federate, simulate: Simulate
+) -> None:
+    def tamper(round: int, client: str, message: Message) -> Message:
+        return broken(how)(message) if (round, client) == (2, "b") else message
+
+    run = simulate(FML(), federate(), rounds=3, tamper=tamper)
+    rejected = [event for event in run.events if isinstance(event, Rejected)]
+    assert [(event.round, event.client) for event in rejected] == [(2, "b")]
+    assert f"'{HOWS[how]}'" in rejected[0].reason
+    for round, clients in ((1, "abc"), (2, "ac"), (3, "abc")):
+        memes = [run.engine.replies[round, client].message.arrays("meme")["head.weight"] for client in clients]
+        merged = np.mean([meme.double().numpy() for meme in memes], axis=0)
+        assert run.globals[round]["head.weight"].numpy() == pytest.approx(merged, abs=1e-6)
+    # It crossed, so it is counted.
+    crossed = sum(e.bytes for e in run.ledger if (e.round, e.client, e.direction) == (2, "b", "up"))
+    assert crossed == len(run.engine.replies[2, "b"].message.encode())
+
+
+def test_below_the_minimum_of_replies_the_run_stops_with_the_last_global(
+    federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    def tamper(round: int, client: str, message: Message) -> Message:
+        return broken("nan")(message) if round == 2 and client in "ab" else message
+
+    assert len(simulate(FML(), federate(), rounds=2, tamper=tamper, min_replies=1).globals) == 3
+    run = simulate(FML(), federate(), rounds=3, tamper=tamper, min_replies=2, go=False)
+    with pytest.raises(RunError, match=r"round 2: 1 of 3 .* min_replies is 2"):
+        run.run()
+    assert identical(run.server.state["global"], run.globals[1])
+    assert {event.client for event in run.events if isinstance(event, Rejected)} == {"a", "b"}
+    assert not any(isinstance(event, Finished) for event in run.events)
+
+
+def test_a_round_in_which_every_reply_is_refused_stops_the_run(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(FedAvg(), federate(), tamper=lambda *args: broken("nan")(args[2]), go=False)
+    with pytest.raises(RunError, match="0 of 3"):
+        run.run()
+
+
+def test_methods_that_send_nothing_need_no_replies(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(Independent(), federate(), rounds=2, min_replies=3)
+    assert isinstance(run.events[-1], Finished)
+
+
+def test_the_check_says_no_to_what_has_no_meme(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(FML(), federate(), rounds=1)
+    with pytest.raises(Refused, match="'meme'"):
+        run.job.method.check(run.server, Message())
+
+
+# Evaluating
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "evaluated"),
+    [
+        (4, 1, [0, 1, 2, 3, 4]),
+        (4, 2, [0, 2, 4]),
+        (5, 2, [0, 2, 4, 5]),
+        (3, 10, [0, 3]),
+        (1, 1, [0, 1]),
+        (0, 1, [0]),
+    ],
+)
+def test_rounds_are_evaluated_before_training_every_so_often_and_after_the_last(
+    rounds: int, every: int, evaluated: list[int], federate: Federate, simulate: Simulate
+) -> None:
+    run = simulate(FML(), federate(), rounds=rounds, evaluate_every=every)
+    for client, model in (("global", "global"), ("a", "predictor"), ("b", "global")):
+        rows = run.history.select(client=client, model=model, split="test", metric="accuracy")
+        assert [row.round for row in rows] == evaluated
+    ended = [event.round for event in run.events if isinstance(event, RoundEnded)]
+    assert ended == list(range(rounds + 1))
+
+
+def test_the_numbers_are_those_of_the_merged_model_after_each_round(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    """Recomputed from the globals that crossed, on each client's data and on the common test set."""
+    federation = federate(models=nets.wide, global_model=nets.normed)
+    run = simulate(FML(), federation, rounds=3)
+    assert federation.global_model is not None
+    assert federation.test is not None
+    shared = federation.global_model.build(channels=4, size=1, classes=3, seed=0)
+    personal = federation["a"].model.build(channels=4, size=1, classes=3, seed=0)
+    for round in range(4):
+        shared.load_state_dict(run.globals[round])
+        personal.load_state_dict(run.engine.kept[round, "a"]["personal"])
+        for client, model, split, samples, module in (
+            ("global", "global", "test", federation.test, shared),
+            ("a", "global", "val", federation["a"].val, shared),
+            ("c", "global", "test", federation["c"].test, shared),
+            ("a", "predictor", "test", federation["a"].test, personal),
+        ):
+            expected = measure(module, samples, federation["a"].task)
+            metrics = list(SCALARS) if round == 3 else ["accuracy", "loss"]
+            rows = run.history.select(round=round, client=client, model=model, split=split)
+            assert {row.metric: row.value for row in rows} == {m: expected[m] for m in metrics}
+            assert len(rows) == len(metrics)
+    assert run.globals[2]["norm.running_mean"].ne(run.globals[3]["norm.running_mean"]).any()
+
+
+def test_without_samples_a_client_reports_nothing(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(FML(), federate(held=0), rounds=1)
+    rows = run.history.select(client="a", split="test")
+    assert rows
+    assert all(row.value is None for row in rows)
+    assert run.history.last("global", "global", "test", "accuracy") is not None
+    assert run.history.curve("predictor") == []
+
+
+def test_a_partial_global_has_no_accuracy_of_its_own(
+    nets: SimpleNamespace, federate: Federate, blobs: Callable[..., Any], simulate: Simulate
+) -> None:
+    federation = federate(global_model={"name": nets.plain, "share": "body"})
+    run = simulate(FML(), replace(federation, test=blobs(20)), rounds=1)
+    assert run.history.last("global", "global", "test", "accuracy") is None
+    assert run.history.last("a", "global", "test", "accuracy") is not None
+
+
+def test_evaluating_changes_nothing(nets: SimpleNamespace, federate: Federate, simulate: Simulate) -> None:
+    federation = federate(models=nets.dropping, global_model={"name": nets.normed, "share": "body"})
+    often, seldom = (
+        simulate(FML(), federation, rounds=4, client_fraction=0.5, evaluate_every=every) for every in (1, 9)
+    )
+    ours, theirs = everything(often), everything(seldom)
+    del ours["history"], theirs["history"]
+    assert ours == theirs
+
+
+def test_what_clients_do_at_the_end_is_evaluated(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(FineTuned(tune_epochs=5), federate([6, 6]), rounds=2)
+    module = run.federation.global_model.build(channels=4, size=1, classes=3, seed=0)
+    for client in "ab":
+        module.load_state_dict(run.engine.kept[3, client]["tuned"])
+        expected = measure(module, run.federation[client].test, run.federation[client].task)
+        assert run.history.last(client, "predictor", "test", "loss") == expected["loss"]
+    # Rounds count from 1: what follows the last round belongs to it.
+    assert max(row.round for row in run.history) == 2
+
+
+def test_the_last_global_goes_to_everyone_and_is_in_the_ledger(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(FedAvg(), federate([4] * 5), rounds=2, client_fraction=0.2)
+    last = {e.client: e for e in run.ledger if e.round == 3 and e.kind == "weights"}
+    assert sorted(last) == list("abcde")
+    assert all(e.direction == "down" for e in last.values())
+
+
+# Events
+
+
+def test_events_come_in_order(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(FML(), federate(), rounds=2)
+    kinds = [type(event) for event in run.events]
+    round = [RoundStarted, Trained, Trained, Trained, RoundEnded]
+    assert kinds == [Started, RoundEnded, *round, *round, Finished]
+    trained = [(event.round, event.client) for event in run.events if isinstance(event, Trained)]
+    assert trained == [(1, "a"), (1, "b"), (1, "c"), (2, "a"), (2, "b"), (2, "c")]
+
+
+# The whole of it
+
+
+def test_run_gives_the_same_as_the_loop_and_predictors_for_raw_inputs(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    from mutua import run
+
+    federation = federate(models=[nets.wide, nets.dropping, nets.normed])
+    plan = Plan(rounds=2, batch_size=4, optimizer=SGD(lr=0.1), device="cpu")
+    result, loop = run(FML(), federation, plan=plan), simulate(FML(), federation)
+    assert result.global_state is not None
+    assert identical(result.global_state, loop.globals[2])
+    assert sorted(map(str, result.history)) == sorted(map(str, loop.history))
+    for client in result.clients:
+        test = client.client.test
+        probabilities = client.predictor(test.x)
+        assert probabilities.sum(1).numpy() == pytest.approx(np.ones(len(test)), abs=1e-5)
+        right = (probabilities.argmax(1) == test.y).double().mean().item()
+        assert client.accuracy() == pytest.approx(right)
+        assert client.predictor.labels(test.x)[0] == test.classes[int(probabilities[0].argmax())]
+    assert result.mean_accuracy() == pytest.approx(np.mean([c.accuracy() for c in result.clients]))
+    summary = result.summary()
+    assert summary["bytes"] == {"up": loop.ledger.bytes("up"), "down": loop.ledger.bytes("down")}
+    assert summary["global"]["accuracy"] == loop.history.last("global", "global", "test", "accuracy")
