@@ -14,7 +14,7 @@ from torch import Tensor
 from mutua.data.public import Public
 from mutua.data.samples import Preprocess, Samples, together
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
-from mutua.errors import InputError
+from mutua.errors import InputError, MutuaError
 from mutua.learning.task import Task
 from mutua.models import Architecture, shared_names
 
@@ -253,8 +253,7 @@ class Federation:
                 if key in seen:
                     continue
                 seen.add(key)
-                module = build(architecture, client, seed=0)
-                _try(module, client, role, architecture)
+                module = _tried(client, role, architecture)
                 if role == "model":
                     continue
                 self._check_head(module, architecture)
@@ -288,21 +287,30 @@ def build(architecture: Architecture, client: Client, seed: int, classes: int | 
     return architecture.build(channels=samples.channels, size=samples.size, classes=classes, seed=seed)
 
 
-def _try(module: torch.nn.Module, client: Client, role: str, architecture: Architecture) -> None:
-    """Pass two samples through: a model that cannot take its client's data is said so at once."""
-    x = client.train.preprocess(client.train.x[:1].repeat(2, *[1] * (client.train.x.dim() - 1)))
-    module.eval()
+def _tried(client: Client, role: str, architecture: Architecture) -> torch.nn.Module:
+    """Build it and pass two samples through: a model that cannot take its client's data is said so at once."""
     what = f"client {client.id}: {role} {architecture.label}"
+    try:
+        module = build(architecture, client, seed=0).eval()
+    except MutuaError:
+        raise
+    except Exception as error:  # whatever a user's factory raises
+        raise InputError(f"{what} cannot be built: {_reason(error)}") from error
+    x = client.train.preprocess(client.train.x[:1].repeat(2, *[1] * (client.train.x.dim() - 1)))
     try:
         with torch.no_grad():
             out = module(x)
     except Exception as error:  # whatever a user's forward raises
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{what} fails on inputs of shape {tuple(x.shape)}: {reason}") from error
+        raise InputError(f"{what} fails on inputs of shape {tuple(x.shape)}: {_reason(error)}") from error
     expected = (2, len(client.task.classes))
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != expected:
         found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
         raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score a class")
+    return module
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:

@@ -18,8 +18,9 @@ def by_path(path: str, field: str) -> Any:
         raise InputError(f"{field}: '{path}' is not of the form 'package.module:name'")
     try:
         module = _import(module_name)
-    except ImportError as error:
-        raise InputError(f"{field}: '{path}' cannot be imported: {error}") from None
+    except Exception as error:  # whatever a user's module raises while it is read
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise InputError(f"{field}: '{path}' cannot be imported: {kind}{' '.join(str(error).split())}") from error
     if not hasattr(module, attribute):
         raise InputError(f"{field}: '{path}': module {module_name} has no '{attribute}'")
     return getattr(module, attribute)

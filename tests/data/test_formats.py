@@ -62,8 +62,10 @@ def test_npz_refuses_what_is_not_an_array_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with pytest.raises(InputError, match=r"a\.npz: not found"):
         formats.npz(path)
+    with pytest.raises(InputError, match="a folder, not a readable array file"):
+        formats.npz(tmp_path)
     path.write_text("hello")
-    with pytest.raises(InputError, match=r"a\.npz: not a readable array file"):
+    with pytest.raises(InputError, match=r"a\.npz: not a readable array file .*does not begin like one"):
         formats.npz(path)
     np.savez(path, x=np.zeros((50, 9)), y=np.zeros(50))
     path.write_bytes(path.read_bytes()[:-200])

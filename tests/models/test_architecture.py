@@ -342,3 +342,17 @@ def test_importing_models_is_light():
     code = f"import sys, mutua.models; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("misspelt_nets", "def x(:", "SyntaxError: invalid syntax"),
+        ("raising_nets", "raise ValueError('one\\ntwo')", "ValueError: one two"),
+    ],
+)
+def test_a_module_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, name, text, said):
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=f"cannot be imported: {said}"):
+        Architecture.of(f"{name}:build").build(channels=1, size=8, classes=3, seed=0)

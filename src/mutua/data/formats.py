@@ -44,6 +44,8 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError(f"{path}: not found; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: a folder, not {what}; give a file") from None
     except Exception as error:  # zip, zlib, gzip, tar, pickle and Pillow each raise kinds of their own
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path}: not {what} ({reason}); replace or remove it") from None
@@ -67,6 +69,9 @@ def npz(path: Path) -> Arrays:
 def npz_file(path: Path) -> dict[str, np.ndarray]:
     """Every array of an array file, by name."""
     with _reading(path, "a readable array file (.npz)"), path.open("rb") as opened:
+        if opened.read(2) not in (b"PK", b"\x93N"):  # else NumPy would speak of pickles
+            raise ValueError("it does not begin like one")
+        opened.seek(0)
         file = np.load(opened, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise InputError(f"{path}: a single array; give an .npz with x and y (numpy.savez)")

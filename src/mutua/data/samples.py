@@ -53,6 +53,8 @@ class Samples:
     preprocess: Preprocess = Preprocess()
     domain: Tensor | None = None
     domains: tuple[str, ...] = ()
+    opted_out: Tensor | None = None
+    """Which samples their owner keeps out of the federation, where the data itself says so."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -74,7 +76,8 @@ class Samples:
         """The samples at these positions."""
         index = torch.as_tensor(index, dtype=torch.long)
         domain = None if self.domain is None else self.domain[index]
-        return replace(self, x=self.x[index], y=self.y[index], domain=domain)
+        opted_out = None if self.opted_out is None else self.opted_out[index]
+        return replace(self, x=self.x[index], y=self.y[index], domain=domain, opted_out=opted_out)
 
     def relabelled(self, classes: Sequence[str]) -> Samples:
         """The same samples with labels as indices into `classes`, matched by name."""
@@ -121,7 +124,7 @@ def together(parts: Sequence[Samples]) -> Samples:
     if any(part.preprocess != parts[0].preprocess for part in parts):
         parts = [replace(p, x=p.preprocess(p.x), preprocess=Preprocess()) for p in parts]
     x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
-    return replace(parts[0], x=x, y=y, domain=None, domains=())
+    return replace(parts[0], x=x, y=y, domain=None, domains=(), opted_out=None)
 
 
 def _check(
@@ -133,8 +136,11 @@ def _check(
     domains: Sequence[str],
     name: str,
 ) -> Samples:
+    labels = np.asarray(y)
+    if labels.dtype.kind in "US":
+        raise InputError(f"{name}.y: labels are text; give whole numbers from 0 on, and the names as classes")
     try:
-        xt, yt = torch.as_tensor(x), torch.as_tensor(np.asarray(y))
+        xt, yt = torch.as_tensor(x), torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name}: x and y must be numeric arrays or tensors ({error})") from None
     if xt.dim() not in (2, 3, 4):
