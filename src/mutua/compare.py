@@ -16,7 +16,8 @@ from mutua.methods.base import Method
 from mutua.recipe import Recipe
 from mutua.result import Result
 
-MODELS = ("global", "predictor")
+MEASURES = ("global", "predictor")
+DOMAINS = ("wdp", "cdp", "acc")
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,15 @@ def compare(
 def summarise(runs: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """By method: mean and standard deviation over seeds, and the paired difference to the first method."""
     labels = list(dict.fromkeys(label for label, _ in runs))
+    measures = MEASURES + (DOMAINS if all(run["domains"] for _, run in runs) else ())
     values = {
-        label: {model: [_accuracy(run, model) for name, run in runs if name == label] for model in MODELS}
+        label: {model: [_accuracy(run, model) for name, run in runs if name == label] for model in measures}
         for label in labels
     }
     first = values[labels[0]]
     return {
         label: {
-            "accuracy": {model: _spread(values[label][model]) for model in MODELS},
+            "accuracy": {model: _spread(values[label][model]) for model in measures},
             "difference": {
                 model: _spread(
                     [
@@ -94,7 +96,7 @@ def summarise(runs: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
                         for a, b in zip(values[label][model], first[model], strict=True)
                     ]
                 )
-                for model in MODELS
+                for model in measures
             },
             "bytes": {
                 direction: fmean([run["bytes"][direction] for name, run in runs if name == label])
@@ -106,7 +108,12 @@ def summarise(runs: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _accuracy(run: dict[str, Any], model: str) -> float | None:
-    """The global on the common test set; predictors on their clients' own test data, mean over clients."""
+    """The global on the common test set; predictors on their clients' own test data, mean over clients.
+
+    Where clients have domains, also their predictors within, across and over all domains.
+    """
+    if model in DOMAINS:
+        return None if run["domains"][model] is None else float(run["domains"][model])
     found = run["global"]["accuracy"] if model == "global" else run["mean"]["predictor"]["accuracy"]
     return None if found is None else float(found)
 

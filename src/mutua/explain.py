@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -18,29 +20,54 @@ def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> str
 
 
 def _line(detail: ErrorDetails, model: type[BaseModel], at: str) -> str:
-    path, known = _walk(detail["loc"], model)
-    field = ".".join([at, *path] if at else path) or "recipe"
+    path, known, inside = _walk(detail["loc"], model)
+    field = ".".join([at, *path] if at else path)
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    value = "nothing" if given is None else reprlib.repr(given)
     if kind == "extra_forbidden":
         return f"{field}: unknown key; {suggest(path[-1], known)}"
     if kind == "missing":
         return f"{field}: missing; it must be given"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         key = str(context.get("discriminator", "")).strip("'")
-        allowed = str(context.get("expected_tags", "")).replace("'", "").split(", ")
+        allowed = [tag for m in inside for tag in _tags(m, [key])]
         if kind == "union_tag_not_found":
-            return f"{field}.{key}: missing; known: {', '.join(filter(None, allowed)) or 'see the docs'}"
+            return f"{field}.{key}: missing; known: {', '.join(allowed)}"
         return f"{field}.{key}: {str(context.get('tag'))!r}; {suggest(str(context.get('tag')), allowed)}"
-    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if isinstance(given, dict) or message.startswith(("'", repr(given))):
-        return f"{field}: {message}"
-    return (
-        f"{field}: {reprlib.repr(given)}; it must be {message}" if kind != "value_error" else f"{field}: {message}"
-    )
+    if kind == "literal_error":
+        allowed = re.findall("'([^']*)'", context["expected"])
+        return f"{field}: {value}; {suggest(str(given), allowed)}"
+    if kind == "value_error":
+        message = detail["msg"].removeprefix("Value error, ")
+        return f"{field}: {message}" if field else message
+    wanted = WORDS[kind].format(**context) if kind in WORDS else detail["msg"].removeprefix("Input should be ")
+    return f"{field or 'recipe'}: {value}; it must be {wanted}"
 
 
-def _walk(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[list[str], list[str]]:
-    """The path as it stands in the recipe, without pydantic's union tags, and the keys known at its end."""
+# Pydantic's complaints that people meet, in plain words.
+_WHOLE, _NUMBER, _TREE = "a whole number", "a number", "keys and values, such as {{name: ..., ...}}"
+WORDS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), _WHOLE),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), _NUMBER),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "dataclass_type"), _TREE),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list, such as [a, b]"),
+    **dict.fromkeys(("string_type", "path_type"), "text"),
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "string_pattern_mismatch": "letters, digits, '.', '_', '+' or '-', with a letter or digit first",
+    "string_too_long": "at most {max_length} characters long",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+}
+
+
+def _walk(
+    loc: tuple[str | int, ...], model: type[BaseModel]
+) -> tuple[list[str], list[str], list[type[BaseModel]]]:
+    """The path as it stands in the recipe, without pydantic's union tags; the keys known and the models there."""
     path: list[str] = []
     models: list[type[BaseModel]] = [model]
     known = _keys(models)
@@ -58,7 +85,7 @@ def _walk(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[list[str]
             known = list(fields)
         else:
             models = [m for m in models if step in _tags(m) or step == m.__name__] or models
-    return path, known
+    return path, known, models
 
 
 def _fields(model: type[BaseModel]) -> dict[str, Any]:
@@ -76,11 +103,11 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in _models(part)]
 
 
-def _tags(model: type[BaseModel]) -> list[str]:
+def _tags(model: type[BaseModel], keys: Sequence[str] = ("kind", "name", "schedule")) -> list[str]:
     """The values by which a discriminated union knows this model."""
     return [
         str(value)
-        for key in ("kind", "name", "schedule")
+        for key in keys
         if key in model.model_fields
         for value in get_args(model.model_fields[key].annotation)
     ]

@@ -132,6 +132,10 @@ class Message(Mapping[str, Part]):
         }
 
 
+NUMBERS = {Kind.COUNT: torch.tensor(0), Kind.ENTROPY: torch.tensor(0.0), Kind.ACCURACY: torch.tensor(0.0)}
+"""Kinds that are one number, with a number of the type in which each is sent."""
+
+
 def weights(state: Mapping[str, Tensor]) -> Part:
     """A part that holds a model's weights and buffers."""
     return Part(Kind.WEIGHTS, dict(state))

@@ -7,8 +7,15 @@ from typing import Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from mutua.data.transforms import Augment
+from mutua.errors import InputError
 from mutua.learning.optimizers import SGD, Optimizer
 from mutua.spec import Spec
+
+
+class Budget(Spec):
+    """What all clients together may send. Rounds become fewer and longer; total local steps stay the same."""
+
+    bytes_up: int = Field(ge=1)
 
 
 class Plan(Spec):
@@ -26,6 +33,7 @@ class Plan(Spec):
     evaluate_every: int = Field(1, ge=1)
     augment: tuple[Augment, ...] = ()
     topology: str = "all"
+    budget: Budget | None = None
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
@@ -38,6 +46,21 @@ class Plan(Spec):
             if values.get("epochs") is None and values.get("steps") is None:
                 values = {**values, "epochs": 1}
         return values
+
+    def within_budget(self, bytes_a_reply: int, clients: int) -> Plan:
+        """The same total of local steps in as many rounds as the budget pays for."""
+        if self.budget is None or not bytes_a_reply:
+            return self
+        if self.steps is None:
+            raise InputError("budget: it divides a total of local steps over rounds; give steps instead of epochs")
+        a_round = bytes_a_reply * self.drawn(clients)
+        total, most = self.rounds * self.steps, min(self.rounds, self.budget.bytes_up // a_round)
+        if not most:
+            raise InputError(
+                f"budget.bytes_up: {self.budget.bytes_up}, but one round of this method sends {a_round} bytes"
+            )
+        rounds = next(number for number in range(most, 0, -1) if total % number == 0)
+        return self.model_copy(update={"rounds": rounds, "steps": total // rounds})
 
     def drawn(self, clients: int) -> int:
         """How many clients take part in a round."""

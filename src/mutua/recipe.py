@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import torch
 import yaml
 from pydantic import (
     ConfigDict,
@@ -20,16 +22,19 @@ from pydantic import (
     model_validator,
 )
 
+from mutua.data import formats
 from mutua.data.partitions import IID, Partition
+from mutua.data.samples import Samples
 from mutua.data.sources import Source, load
 from mutua.data.splits import Dealt, Split, split_and_deal
 from mutua.errors import InputError
 from mutua.explain import explain
-from mutua.federation import Federation
+from mutua.federation import Client, Federation
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
 from mutua.plan import Plan
+from mutua.sections import OptOut, PublicSet
 from mutua.seeds import derive
 from mutua.spec import Spec
 
@@ -91,6 +96,8 @@ class Recipe(Plan):
     models: Models = Field(default_factory=Models)
     clients: list[ClientEntry] | None = Field(None, min_length=1)
     method: SerializeAsAny[Method]
+    public: PublicSet | None = None
+    opt_out: OptOut | None = None
 
     @field_validator("method", mode="before")
     @classmethod
@@ -116,6 +123,12 @@ class Recipe(Plan):
             raise ValueError(f"{missing} is missing; give data and partition, or clients")
         elif self.models.clients is None and self.models.global_model is None:
             raise ValueError("models is missing; name models.global, models.clients or both")
+        if self.public is not None and self.opt_out is not None:
+            raise ValueError("public and opt_out are both given; what is public cannot be opted out")
+        if self.opt_out is not None and self.opt_out.mask and (self.data is None or self.data.name != "arrays"):
+            raise ValueError(
+                "opt_out.mask names an array beside x and y; it needs data: {name: arrays, path: FILE}"
+            )
         return self
 
     @classmethod
@@ -156,26 +169,38 @@ class Recipe(Plan):
         return Plan(**{name: getattr(self, name) for name in Plan.model_fields})
 
     def federation(self, data_dir: Path | None = None) -> Federation:
-        """The clients, with their data loaded and dealt."""
+        """The clients, with their data loaded and dealt, the public set and what is opted out."""
         if self.clients is not None:
-            return self._of_clients(data_dir)
-        assert self.data is not None and self.partition is not None
-        source = self.data.source(data_dir)
-        dealt = _deal(source, self.data, self.partition, self.seed)
-        return Federation.of(dealt, self.models.clients, self.models.global_model)
+            federation, given_test = self._of_clients(data_dir)
+        else:
+            assert self.data is not None and self.partition is not None
+            source = self.data.source(data_dir)
+            if self.opt_out is not None and self.opt_out.mask is not None:
+                source = replace(source, train=_masked(source.train, self.data.path, self.opt_out.mask))
+            dealt = _deal(source, self.data, self.partition, self.seed)
+            federation = Federation.of(dealt, self.models.clients, self.models.global_model)
+            given_test = source.test is not None
+        if self.public is not None:
+            # A share of all data: a test set that came with the data is not the client's to give.
+            def whole(client: Client) -> int:
+                return len(client.train) + len(client.val) + (0 if given_test else len(client.test))
 
-    def _of_clients(self, data_dir: Path | None) -> Federation:
+            federation = self.public.applied(federation, self.seed, whole)
+        return federation if self.opt_out is None else self.opt_out.applied(federation, self.seed)
+
+    def _of_clients(self, data_dir: Path | None) -> tuple[Federation, bool]:
         assert self.clients is not None
         sources: dict[str, Source] = {}
         parts, notes = [], []
         for entry in self.clients:
             key = entry.data.model_dump_json()
-            source = sources.setdefault(key, entry.data.source(data_dir))
+            source = sources.get(key) or sources.setdefault(key, entry.data.source(data_dir))
             dealt = _deal(source, entry.data, IID(clients=1), derive(self.seed, entry.id))
             parts.append(replace(dealt.clients[0], id=entry.id))
             notes += [f"{entry.id}: {note}" for note in dealt.notes]
         models = [entry.model for entry in self.clients]
-        return Federation.of_clients(parts, models, self.models.global_model, tuple(notes))
+        federation = Federation.of_clients(parts, models, self.models.global_model, tuple(notes))
+        return federation, any(source.test is not None for source in sources.values())
 
     def dump(self) -> str:
         """The full recipe as YAML, defaults filled in."""
@@ -194,6 +219,21 @@ def _deal(source: Source, data: Data, partition: Partition, seed: int) -> Dealt:
         seed=seed,
     )
     return replace(dealt, notes=[*dealt.notes, source.note]) if source.note else dealt
+
+
+def _masked(train: Samples, path: Path | None, key: str) -> Samples:
+    """The training samples with the mask that stands beside them in their array file."""
+    assert path is not None
+    held = formats.npz_file(path)
+    if key not in held:
+        raise InputError(f"opt_out.mask: {path} has no array '{key}' (it has {', '.join(held)})")
+    mask = held[key]
+    if mask.shape != (len(train),) or mask.dtype != np.bool_:
+        raise InputError(
+            f"opt_out.mask: '{key}' is {mask.dtype} {mask.shape}; it must be one true or false for each of "
+            f"{len(train)} training samples"
+        )
+    return replace(train, opted_out=torch.from_numpy(mask))
 
 
 def _set(tree: dict[str, Any], override: str) -> None:

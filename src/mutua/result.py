@@ -114,6 +114,16 @@ class Result:
         """Unweighted mean over clients of accuracy on their own test data."""
         return _mean([client.accuracy(model) for client in self.clients])
 
+    def _domains(self) -> dict[str, float | None] | None:
+        """FedH2L's metrics, mean over clients, where clients have domains."""
+        if all(client.client.domain is None for client in self.clients):
+            return None
+        found = {
+            metric: [self.history.last(client.id, "predictor", "test", metric) for client in self.clients]
+            for metric in ("wdp", "cdp", "acc")
+        }
+        return {metric: _mean(values) for metric, values in found.items()}
+
     def summary(self) -> dict[str, Any]:
         """What `mutua run --json` prints. Accuracies are after the last round, on test data."""
         plan = self.job.plan
@@ -137,6 +147,7 @@ class Result:
                 }
                 for model in ("predictor", "global")
             },
+            "domains": self._domains(),
             "bytes": {"up": self.ledger.bytes("up"), "down": self.ledger.bytes("down")},
             "seconds": round(self.seconds, 3),
         }

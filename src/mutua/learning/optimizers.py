@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from mutua.learning.schedules import Schedule, value, within
@@ -61,7 +61,14 @@ class Adam(_Optimizer):
         )
 
 
-Optimizer = Annotated[SGD | Adam, Field(discriminator="name")]
+def _named(given: object) -> object:
+    """`adam` is short for {name: adam}, and without a name it is SGD."""
+    if isinstance(given, str):
+        return {"name": given}
+    return {"name": "sgd", **given} if isinstance(given, dict) else given
+
+
+Optimizer = Annotated[SGD | Adam, Field(discriminator="name"), BeforeValidator(_named)]
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> Tensors:

@@ -15,13 +15,13 @@ from torch import nn
 
 from mutua.errors import InputError, Refused, suggest
 from mutua.explain import explain
-from mutua.federation import Federation
+from mutua.federation import Federation, build
 from mutua.imports import by_path
 from mutua.learning import merging
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.ledger import Shares
-from mutua.message import Kind, Message, weights
+from mutua.message import NUMBERS, Kind, Message, Part, weights
 from mutua.models import Architecture, shared_names
 from mutua.participant import EarlyStopping, Participant, initial_seed
 from mutua.spec import Spec
@@ -83,6 +83,10 @@ class Method(Spec, ABC):
             raise InputError(f"opt_out: method {self.name} would let opted-out samples leave; use one of {able}")
         return federation
 
+    def reply_bytes(self, federation: Federation, seed: int) -> int:
+        """How long a reply is, where a budget is to divide rounds by it; 0 where it does not apply."""
+        return 0
+
     @abstractmethod
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """What a client minimises: named terms, which the trainer sums, differentiates and logs."""
@@ -142,6 +146,16 @@ class Hub(Method):
         )
         state = module.state_dict()
         server.state["global"] = {name: state[name] for name in shared_names(module, server.model.share)}
+
+    def reply_bytes(self, federation: Federation, seed: int) -> int:
+        """A meme and the numbers that are declared beside it."""
+        client = federation.clients[0]
+        assert federation.global_model is not None
+        module = build(federation.global_model, client, seed)
+        state = module.state_dict()
+        meme = {name: state[name] for name in shared_names(module, federation.global_model.share)}
+        numbers = {name: Part(kind, {"": NUMBERS[kind]}) for kind, name in self.shares.items() if kind in NUMBERS}
+        return Message(meme=weights(meme), **numbers).nbytes
 
     def brief(self, server: Server, round: int, client_id: str) -> Message | None:
         """The global."""

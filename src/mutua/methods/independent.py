@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
 from torch import nn
 
-from mutua.data.samples import together
+from mutua.data.samples import Samples, together
 from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.message import Message
 from mutua.methods.base import Method, register
-from mutua.participant import Participant
+from mutua.participant import EarlyStopping, Participant
 
 
 @register
@@ -21,6 +22,9 @@ class Independent(Method):
 
     name: ClassVar[str] = "independent"
     honours_opt_out: ClassVar[bool] = True
+    patience: int | None = Field(None, ge=1)
+    """With it a client trains once, until validation says stop, instead of rounds × epochs."""
+    most_epochs: int = Field(200, ge=1)
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Cross-entropy on own data."""
@@ -32,8 +36,20 @@ class Independent(Method):
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """Fit, send nothing."""
-        client.fit(self.objective, {"personal": client.model("personal")})
+        if self.patience is None:
+            client.fit(self.objective, {"personal": client.model("personal")}, samples=self.samples(client))
         return None
+
+    def samples(self, client: Participant) -> Samples:
+        """What it learns from."""
+        return client.client.train
+
+    def finish(self, client: Participant, brief: Message | None) -> None:
+        """With `patience`, all of the training."""
+        if self.patience is not None:
+            until = EarlyStopping("personal", self.patience, self.most_epochs)
+            model = client.model("personal")
+            client.fit(self.objective, {"personal": model}, samples=self.samples(client), until=until)
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The personal model."""
@@ -66,8 +82,6 @@ class Aggregated(Independent):
             raise InputError("public.labelled: false, but aggregated learns from the public set's labels")
         return federation
 
-    def train(self, client: Participant, brief: Message | None) -> Message | None:
-        """Fit on private and public samples together, send nothing."""
-        both = together([client.client.train, client.public.whole])
-        client.fit(self.objective, {"personal": client.model("personal")}, samples=both)
-        return None
+    def samples(self, client: Participant) -> Samples:
+        """Private and public samples together."""
+        return together([client.client.train, client.public.whole])

@@ -130,19 +130,35 @@ def show_result(result: Result) -> None:
 def show_comparison(summary: dict[str, Any], notes: Sequence[str] = ()) -> None:
     """Several methods over seeds: a row a method."""
     first = next(iter(summary))
+    names = {
+        "global": "global, common test",
+        "predictor": "predictors, own test",
+        "acc": "predictors, all domains",
+    }
+    shown = {
+        key: name
+        for key, name in names.items()
+        if any(_known(row["accuracy"].get(key)) for row in summary.values())
+    }
     table = Table(title="accuracy (%) after the last round: mean ± standard deviation over seeds")
     table.add_column("method")
-    for column in ("global, common test", f"Δ to {first}", "predictors, own test", f"Δ to {first}", "bytes up"):
-        table.add_column(column, justify="right")
+    for name in shown.values():
+        table.add_column(name, justify="right")
+        table.add_column(f"Δ to {first}", justify="right")
+    table.add_column("bytes up", justify="right")
     for label, row in summary.items():
         cells = []
-        for model in ("global", "predictor"):
-            cells.append(_spread(row["accuracy"][model]))
-            cells.append("" if label == first else _spread(row["difference"][model], sign=True))
+        for key in shown:
+            cells.append(_spread(row["accuracy"][key]))
+            cells.append("" if label == first else _spread(row["difference"][key], sign=True))
         table.add_row(label, *cells, size(row["bytes"]["up"]))
     out.print(table)
     for note in notes:
         out.print(note, highlight=False)
+
+
+def _known(found: dict[str, Any] | None) -> bool:
+    return found is not None and found["mean"] is not None
 
 
 def _spread(found: dict[str, Any], sign: bool = False) -> str:
