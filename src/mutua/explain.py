@@ -45,7 +45,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel], at: str) -> str:
 
 
 # Pydantic's complaints that people meet, in plain words.
-_WHOLE, _NUMBER, _TREE = "a whole number", "a number", "keys and values, such as {{name: ..., ...}}"
+_WHOLE, _NUMBER, _TREE = "a whole number", "a number", "keys and values, such as {{key: value}}"
 WORDS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), _WHOLE),
     **dict.fromkeys(("float_parsing", "float_type", "finite_number"), _NUMBER),
