@@ -27,7 +27,8 @@ class Plan(Spec):
     epochs: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=1)
     batch_size: int = Field(128, ge=1)
-    optimizer: Optimizer = Field(default_factory=SGD)
+    # fml-2023's own setting; its learning rate is ours.
+    optimizer: Optimizer = Field(default_factory=lambda: SGD(lr=0.01, momentum=0.9, weight_decay=5e-4))
     client_fraction: float = Field(1.0, gt=0, le=1)
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)
