@@ -125,6 +125,7 @@ class Rounds:
             size=first.size,
             classes=len(first.classes),
             topology=Topology(self.job.plan.topology),
+            public=self.federation.public,
         )
         self.server.topology.check(self.ids)
         # Who shares a model must have something to train it on; who only learns for itself always has.

@@ -21,6 +21,25 @@ class Public:
     parts: Mapping[str, Samples]
     labelled: bool = True
 
+    def __post_init__(self) -> None:
+        empty = [owner for owner, part in sorted(self.parts.items()) if not len(part)]
+        if empty or not self.parts:
+            whose = f"of client {empty[0]}" if empty else "at all"
+            raise InputError(f"public: no samples {whose}; a part needs at least one, or is left out")
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts.values())
+
+    def fits(self, who: str, samples: Samples) -> None:
+        """Refuse a client whose inputs or classes are not those of every part."""
+        for owner, part in sorted(self.parts.items()):
+            found, wanted = ((tuple(s.x.shape[1:]), s.classes) for s in (part, samples))
+            if found != wanted:
+                raise InputError(
+                    f"public: {owner}'s part has inputs {found[0]} and {len(found[1])} classes, client {who} "
+                    f"{wanted[0]} and {len(wanted[1])}; all must have the same inputs and classes"
+                )
+
     @property
     def whole(self) -> Samples:
         """All owners' samples, in the order of their ids."""

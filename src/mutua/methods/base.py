@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 from pydantic import ValidationError
 from torch import nn
 
+from mutua.data.public import Public
 from mutua.errors import InputError, Refused, suggest
 from mutua.explain import explain
 from mutua.federation import Federation, build
@@ -42,6 +43,7 @@ class Server:
     size: int | tuple[int, int]
     classes: int
     topology: Topology = field(default_factory=Topology)
+    public: Public | None = None
     state: State = field(default_factory=dict)
 
     @property
@@ -78,6 +80,11 @@ class Method(Spec, ABC):
             raise InputError(
                 f"public: missing; {self.name} learns from a public set, such as public: {{share: 0.1}}"
             )
+        if self.needs_public and federation.public is not None:
+            for client in federation.clients:
+                federation.public.fits(client.id, client.train)
+        if self.needs_global and not any(client.takes_part for client in federation.clients):
+            raise InputError("opt_out: every client has opted out whole; at least one must be in")
         if not self.honours_opt_out and any(client.opt_in is not None for client in federation.clients):
             able = ", ".join(name for name, method in sorted(_METHODS.items()) if method.honours_opt_out)
             raise InputError(f"opt_out: method {self.name} would let opted-out samples leave; use one of {able}")
@@ -126,6 +133,11 @@ class Method(Spec, ABC):
     @abstractmethod
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """On the client: the model it serves with, given the next brief. Changes no state."""
+
+    def made_of(self, client: Participant) -> dict[str, Any]:
+        """What `predictor` is, for a model's card: a name and width, or those of its parts."""
+        own = "personal" in client.state
+        return (client.client.model if own else client.job.global_architecture).spec()
 
 
 class Hub(Method):
