@@ -156,7 +156,7 @@ class Participant:
 
         `epochs` is for work beside the rounds; `until` goes on till a model stops improving on validation data.
         """
-        loader = self.loader(samples)
+        loader = self.loader(samples, models)
         with self.training(models) as trainer:
             if until is not None and len(self.client.val):
                 self._fit_until(trainer, loader, objective, until)
@@ -164,7 +164,7 @@ class Participant:
                 for batch in self.batches(loader) if epochs is None else loader.epochs(epochs):
                     trainer.step(objective, batch)
 
-    def loader(self, samples: Samples | None = None) -> Loader:
+    def loader(self, samples: Samples | None = None, models: Models | None = None) -> Loader:
         """Batches of the client's samples, shuffled by its stream of this round."""
         plan = self.job.plan
         return Loader(
@@ -172,7 +172,7 @@ class Participant:
             self.task,
             plan.batch_size,
             torch_stream(self._seed, self.round, "batches"),
-            join_single=self._has_batch_norm(),
+            join_single=self._has_batch_norm() or any(map(batch_normed, (models or {}).values())),
             augmentations=plan.augment,
             device=self.modules.device,
         )
@@ -261,8 +261,7 @@ class Modules:
 
     def has_batch_norm(self, role: str, architecture: Architecture, client: Client) -> bool:
         """Whether the module normalises over the batch."""
-        norms = nn.modules.batchnorm._BatchNorm
-        return any(isinstance(m, norms) for m in self._module(role, architecture, client).modules())
+        return batch_normed(self._module(role, architecture, client))
 
     def _module(
         self, role: str, architecture: Architecture, client: Client, classes: int | None = None
@@ -271,6 +270,11 @@ class Modules:
         if key not in self.built:
             self.built[key] = build(architecture, client, 0, classes).to(self.device)
         return self.built[key]
+
+
+def batch_normed(model: nn.Module) -> bool:
+    """Whether any layer normalises over the batch."""
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
 def initial_seed(seed: int) -> int:
@@ -326,7 +330,7 @@ def assess(
     within the own domain (wdp), across the others' (cdp) and over all (acc).
     Nothing is committed: an evaluation leaves no trace in a store.
     """
-    participant = Participant(job, client, store.stage(round + 1), round, modules)
+    participant = Participant(job, client, store.stage(round + 1), round + 1, modules)
     found: dict[tuple[str, str], dict[str, float | None]] = {}
     splits = {"val": client.val, "test": client.test}
 
