@@ -222,8 +222,11 @@ class Federation:
 
     def others(self, client_id: str) -> Samples | None:
         """The other domains' test samples, where clients have domains: the observer's, for CDP and ACC."""
-        tests = [c.test for c in self.clients if c.id != client_id and c.domain is not None]
-        return together(tests) if tests and self[client_id].domain is not None else None
+        own = self[client_id]
+        others = [c for c in self.clients if c.id != client_id and c.domain is not None]
+        alike = all((c.task, c.train.x.shape[1:]) == (own.task, own.train.x.shape[1:]) for c in others)
+        # Clients with different classes or inputs share no test that one model could take.
+        return together([c.test for c in others]) if others and alike and own.domain is not None else None
 
     def pooled(self) -> Federation:
         """One client that holds everybody's data: the ceiling that federations are judged against."""
