@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,23 @@ class Topology:
             order = numpy_stream(public(seed), round, "pairs").permutation(ids).tolist()
             pairs = zip(order[::2], order[1::2], strict=False)
             return [b if a == client else a for a, b in pairs if client in (a, b)]
-        return sorted(str(peer) for peer in self.graph.neighbors(client))
+        graph = self.graph
+        heard = graph.predecessors(client) if graph.is_directed() else graph.neighbors(client)
+        return sorted(set(heard) - {client})
 
-    @property
+    @cached_property
     def graph(self) -> Any:
-        """The networkx graph."""
-        return _read(Path(self.of)) if isinstance(self.of, str | Path) else self.of
+        """The networkx graph, its nodes as text. An edge of a directed one points from who speaks to who hears."""
+        import networkx
+
+        graph = _read(Path(self.of)) if isinstance(self.of, str | Path) else self.of
+        return networkx.relabel_nodes(graph, str)
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that leaves out a client or names a stranger."""
         if self.of in KINDS:
             return
-        nodes = {str(node) for node in self.graph.nodes}
+        nodes = set(self.graph.nodes)
         missing, strange = sorted(set(clients) - nodes), sorted(nodes - set(clients))
         if missing or strange:
             who = f"has no node '{missing[0]}'" if missing else f"names '{strange[0]}', which is no client"

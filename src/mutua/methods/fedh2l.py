@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples, together
-from mutua.errors import Refused
+from mutua.errors import InputError, Refused
+from mutua.federation import Federation
 from mutua.learning.projection import pcgrad, project
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms, Trainer
@@ -42,6 +43,19 @@ class FedH2L(Method):
         """What it says of its public batch, and how often that is right."""
         return {Kind.PROBABILITIES: "public", Kind.ACCURACY: "public_accuracy"}
 
+    def arrange(self, federation: Federation) -> Federation:
+        """Every client speaks of public samples of its own; without labels it can do nothing but speak of them."""
+        federation = super().arrange(federation)
+        assert federation.public is not None
+        silent = [client.id for client in federation.clients if client.id not in federation.public.parts]
+        if silent:
+            raise InputError(f"public: client {silent[0]} owns no part of it; fedh2l needs one of every client")
+        if not federation.public.labelled and not self.kl:
+            raise InputError("method.kl: false, but without labels (public.labelled: false) there is nothing else")
+        if not federation.public.labelled and self.local_data != "private":
+            raise InputError(f"method.local_data: {self.local_data}, but public.labelled is false; use 'private'")
+        return federation
+
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """ℓ_CE on local data, Eq. (2)."""
         return {"local": batch.task.loss(models["personal"](batch.x), batch.y)}
@@ -57,18 +71,16 @@ class FedH2L(Method):
         heard = [peer for peer in heard if peer in said]
         if not heard:
             return None
-        sure = server.state["public_accuracy"]
-        return Message(
-            public=Part(Kind.PROBABILITIES, {peer: said[peer] for peer in heard}),
-            public_accuracy=Part(Kind.ACCURACY, {peer: sure[peer] for peer in heard if peer in sure}),
-        )
+        brief = Message(public=Part(Kind.PROBABILITIES, {peer: said[peer] for peer in heard}))
+        sure = {peer: right for peer, right in server.state["public_accuracy"].items() if peer in heard}
+        return Message(**brief, public_accuracy=Part(Kind.ACCURACY, sure)) if sure else brief
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """Learn from peers, learn from own data, say what came of it."""
         model = client.model("personal")
         with client.training({"personal": model}) as trainer:
             self._mutual(client, trainer, brief)
-            client.state["local gradient"] = {"": self._local(client, trainer)}
+            client.state["local gradient"] = {"": self._local(client, trainer).cpu()}
         return self._signal(client, model)
 
     def check(self, server: Server, reply: Message) -> None:
@@ -80,7 +92,10 @@ class FedH2L(Method):
             raise Refused("its probabilities are not rows of numbers of at least 0")
         if rows.shape[1] != server.classes or not bool(((rows.sum(1) - 1).abs() < 1e-3).all()):
             raise Refused(f"its probabilities are not rows of {server.classes} that sum to 1")
-        if "public_accuracy" in reply and not 0 <= reply.number("public_accuracy") <= 1:
+        labelled = server.public is None or server.public.labelled
+        if labelled != ("public_accuracy" in reply):
+            raise Refused("its accuracy is missing" if labelled else "it has an accuracy without labels")
+        if labelled and not 0 <= reply.number("public_accuracy") <= 1:
             raise Refused(f"its accuracy {reply.number('public_accuracy')} is outside [0, 1]")
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
@@ -89,52 +104,64 @@ class FedH2L(Method):
             server.state[part] = {who: reply.arrays(part)[""] for who, reply in replies.items() if part in reply}
 
     def finish(self, client: Participant, brief: Message | None) -> None:
-        """The mutual update that the last round's signals are still owed."""
+        """The mutual update that is still owed for the last round: once, as it uses up the local gradient."""
         with client.training({"personal": client.model("personal")}) as trainer:
             self._mutual(client, trainer, brief)
-        client.state["finished"] = {}
+        client.state.pop("local gradient", None)
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The model after the mutual update that is pending."""
-        if "finished" not in client.state:
-            self.finish(client, brief)
+        self.finish(client, brief)
         return client.model("personal")
 
     def _local(self, client: Participant, trainer: Trainer) -> Tensor:
         """Local steps; g_loc is the sum of their gradients, each taken before its step (option: last − first)."""
         samples = client.client.train
         if self.local_data == "private+public":
-            samples = together([samples, client.public.parts[client.client.id]])
-        gradients = []
-        for batch in client.batches(client.loader(samples)):
+            samples = together([samples, client.public.whole])
+
+        def step(batch: Batch) -> Tensor:
             gradient = trainer.gradient(self.objective(trainer.models, batch, trainer.numbers))
             trainer.apply(gradient)
-            gradients.append(gradient)
-        if self.local_gradient == "difference" and len(gradients) > 1:
-            return gradients[-1] - gradients[0]
-        return torch.stack(gradients).sum(0)
+            return gradient
+
+        gradients = map(step, client.batches(client.loader(samples)))
+        first = last = total = next(gradients)
+        for last in gradients:
+            total = total + last
+        return last - first if self.local_gradient == "difference" and last is not first else total
 
     def _mutual(self, client: Participant, trainer: Trainer, brief: Message | None) -> None:
         """Eqs. (3) to (8): learn from peers' signals along a gradient that does not undo the local one."""
         if brief is None or "local gradient" not in client.state:
             return
-        peers = brief.arrays("public")
-        sure = brief.arrays("public_accuracy") if "public_accuracy" in brief else {}
-        model, task, total = trainer.models["personal"], client.task, {}
-        for peer, said in peers.items():
-            batch = self._public_batch(client, peer, client.round - 1)
-            logits = model(batch.preprocess(batch.x).to(client.modules.device))
-            if self.kl:
-                total[f"{peer} kl"] = sure.get(peer, 1.0) * task.divergence(said.log(), logits) / len(peers)
-            if client.public.labelled:
-                total[f"{peer} ce"] = task.loss(logits, batch.y.to(client.modules.device)) / len(peers)
-        if not total:
+        round = client.round - 1  # in which the signals were sent, and the local gradient was taken
+        heard = {peer: self._public_batch(client, peer, round) for peer in brief.arrays("public")}
+        heard = {peer: batch for peer, batch in heard.items() if len(batch) == len(brief.arrays("public")[peer])}
+        if not heard:
             return
-        gradient = trainer.gradient({"mutual": torch.stack(list(total.values())).sum()})
+        losses = [self._from_peer(client, trainer.models["personal"], brief, *said) for said in heard.items()]
+        gradient = trainer.gradient({"mutual": torch.stack(losses).mean()})
         local = client.state["local gradient"][""].to(gradient.device)
         if self.projection != "none":
             gradient = (project if self.projection == "paper" else pcgrad)(gradient, local)
-        trainer.apply(gradient, lr=trainer.numbers.lr_mutual)
+        plan = client.job.plan
+        lr = self.numbers(round, plan.rounds).lr_mutual
+        trainer.apply(gradient, plan.optimizer.rate(round, plan.rounds) if lr is None else lr)
+
+    def _from_peer(
+        self, client: Participant, model: nn.Module, brief: Message, peer: str, batch: Samples
+    ) -> Tensor:
+        """Acc_j·KL(p_j ‖ p_i) + CE on the peer's public batch; without labels KL alone."""
+        device, said = client.modules.device, brief.arrays("public")[peer]
+        if len(batch) == 1:  # seen twice: batch-norm has no variance of a single value, and means stay as they are
+            batch, said = batch.take([0, 0]), said.expand(2, -1)
+        logits = model(batch.preprocess(batch.x).to(device))
+        loss = torch.zeros((), device=device)
+        if self.kl:
+            sure = brief.arrays("public_accuracy")[peer].to(device) if client.public.labelled else 1.0
+            loss = loss + sure * client.task.divergence(said.to(device).log(), logits)
+        return loss + client.task.loss(logits, batch.y.to(device)) if client.public.labelled else loss
 
     def _signal(self, client: Participant, model: nn.Module) -> Message:
         """What the stepped model says of its own public batch: all that leaves."""
@@ -142,7 +169,7 @@ class FedH2L(Method):
         said = client.predict(model, batch)
         parts = {"public": Part(Kind.PROBABILITIES, {"": said})}
         if client.public.labelled:
-            right = float((said.argmax(1) == batch.y).float().mean())
+            right = float((said.argmax(1) == batch.y).double().mean())
             parts["public_accuracy"] = number(Kind.ACCURACY, right)
         return Message(**parts)
 

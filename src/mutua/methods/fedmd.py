@@ -78,6 +78,9 @@ class FedMD(Method):
         scores = reply.arrays("public")[""]
         if scores.dim() != 2 or scores.shape[1] != server.classes or not bool(torch.isfinite(scores).all()):
             raise Refused(f"its scores are not finite rows of {server.classes}")
+        rows = len(scores) if server.public is None else min(self.subset, len(server.public))
+        if len(scores) != rows:
+            raise Refused(f"its scores are of {len(scores)} samples; the public subset has {rows}")
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """The consensus: the mean of all scores."""
@@ -88,16 +91,14 @@ class FedMD(Method):
         """Digest the consensus that is still owed, and revisit private data."""
         if brief is None:
             return
-        model = client.model("personal")
-        consensus = brief.arrays("consensus")[""]
-        self._digest(client, model, consensus)
+        self._digest(client, brief.arrays("consensus")[""])
         client.fit(self.objective, {"personal": client.model("personal")})
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The personal model as it stands."""
         return client.model("personal")
 
-    def _digest(self, client: Participant, model: nn.Module, consensus: Tensor) -> None:
+    def _digest(self, client: Participant, consensus: Tensor) -> None:
         def match(models: Models, batch: Batch, hp: Numbers) -> Terms:
             scores, target = models["personal"](batch.x), consensus[batch.index].to(batch.x.device)
             if self.digest == "kl":
@@ -105,7 +106,7 @@ class FedMD(Method):
             return {"digest": (F.l1_loss if self.digest == "l1" else F.mse_loss)(scores, target)}
 
         samples = self._subset(client, client.round - 1)
-        client.fit(match, {"personal": model}, samples=samples, epochs=self.digest_epochs)
+        client.fit(match, {"personal": client.model("personal")}, samples=samples, epochs=self.digest_epochs)
 
     def _subset(self, client: Participant, round: int) -> Samples:
         return client.public.subset(self.subset, public(client.job.plan.seed), round)

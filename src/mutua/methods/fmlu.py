@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -76,10 +77,10 @@ class FMLU(FML):
         if "meme_entropy" not in reply:
             raise Refused("its entropy is missing")
         # With a partial global every client has a number of classes of its own, which the server does not know.
-        most = math.log(server.classes) + 1e-4 if not server.partial else math.inf
+        most = math.log(server.classes) + 1e-4 if not server.partial else sys.float_info.max
         entropy = reply.number("meme_entropy")
         if not 0 <= entropy <= most:
-            raise Refused(f"its entropy {entropy} is outside [0, {most:.4f}]")
+            raise Refused(f"its entropy {entropy} is outside [0, {most:.4g}]")
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
         """softmax over clients of −H_k."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -22,9 +22,18 @@ from mutua.participant import EarlyStopping, Participant
 class Mixture(nn.Module):
     """log(h·p_l + (1−h)·p_g): a gate h(x) weighs the local expert against the global one."""
 
-    def __init__(self, expert: nn.Module, personal: nn.Module, gate: nn.Module, mix: str) -> None:
+    def __init__(
+        self, expert: nn.Module, personal: nn.Module, gate: nn.Module, mix: str, frozen: bool = False
+    ) -> None:
         super().__init__()
-        self.expert, self.personal, self.gate, self.mix = expert, personal, gate, mix
+        self.expert, self.personal, self.gate, self.mix, self.frozen = expert, personal, gate, mix, frozen
+
+    def train(self, mode: bool = True) -> Mixture:
+        """Frozen experts stay in evaluation mode: their running statistics would change too."""
+        super().train(mode)
+        for expert in (self.expert, self.personal):
+            expert.train(mode and not self.frozen)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, which serve as logits too."""
@@ -66,6 +75,14 @@ class MixtureOfExperts(FedAvg):
         """The global before the end, then the mixture."""
         return self._mixture(client) if "gate" in client.state else super().predictor(client, brief)
 
+    def made_of(self, client: Participant) -> dict[str, Any]:
+        """Both experts, the gate and the way they are mixed."""
+        if "gate" not in client.state:
+            return super().made_of(client)
+        shared = client.job.global_architecture
+        parts = {"expert": shared, "personal": client.client.model, "gate": self.gate or shared}
+        return {"name": self.name, "mix": self.mix} | {part: model.spec() for part, model in parts.items()}
+
     def _mixture(self, client: Participant) -> Mixture:
         gate = client.scorer("gate", self.gate or client.job.global_architecture)
-        return Mixture(client.model("expert"), client.model("personal"), gate, self.mix)
+        return Mixture(client.model("expert"), client.model("personal"), gate, self.mix, self.freeze_experts)
