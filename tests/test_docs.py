@@ -1,0 +1,335 @@
+"""The documents say what is true: their code runs, their commands parse, their keys, options and links exist."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typer.testing import CliRunner
+
+from mutua.cli import app
+from mutua.data import sources
+from mutua.learning.schedules import Cosine, Linear, Listed
+from mutua.methods import base
+from mutua.models import registry
+from mutua.recipe import Recipe
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = ROOT / "examples"
+WRITTEN = [*DOCUMENTS, *sorted(EXAMPLES.iterdir()), ROOT / ".pre-commit-config.yaml"]
+SMALL = ["--set", "rounds=1", "--set", "epochs=1", "--set", "data={name: mnist5k, samples_per_client: 40}"]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language; '' is plain ones."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row that begins with code."""
+    lines = re.findall(r"^\| (`.*) \|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines]
+
+
+def sections(text: str, level: str) -> dict[str, str]:
+    """By the code in its heading, the text below each heading of this level that has some."""
+    parts = re.split(rf"^{level} (.*)$", text, flags=re.MULTILINE)[1:]
+    named = dict(zip(parts[::2], parts[1::2], strict=True))
+    return {heading.strip("`"): body for heading, body in named.items() if heading.startswith("`")}
+
+
+# Code
+
+
+def test_the_readme_has_twenty_lines_of_python_that_run(capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = blocks(read("README.md"), "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    small = code.replace("rounds=10", "rounds=1").replace("samples_per_client=200", "samples_per_client=40")
+    assert small.count("rounds=1,") == small.count("samples_per_client=40") == 1
+    exec(compile(small, "README.md", "exec"), {})
+    assert re.search(r"^c0 mlp \S+ \{'weights: meme': 246824\}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_contributing_works_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A method, its test, a model and a dataset; and the method by its path from a recipe."""
+    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sources.KNOWN, "digits8", sources.KNOWN["mnist5k"])  # so that the new one goes again
+    text = read("CONTRIBUTING.md")
+    names = []
+    for code in blocks(text, "python"):
+        names.append(code.splitlines()[0].removeprefix("# ").removesuffix(".py"))
+        (tmp_path / f"{names[-1]}.py").write_text(code)
+        importlib.import_module(names[-1])
+    assert names == ["anchored", "try_anchored", "one_conv", "digits8"]
+    [method] = re.findall(r"`method: (\{.*anchored.*\})`", text)
+    tree = {
+        "name": "newly",
+        "data": {"name": "digits8", "samples_per_client": 20},
+        "partition": {"kind": "iid", "clients": 2},
+        "models": {"global": "one-conv"},
+        "method": yaml.safe_load(method),
+        "rounds": 1,
+    }
+    Path("recipe.yaml").write_text(json.dumps(tree))
+    result = CliRunner().invoke(app, ["run", "recipe.yaml", "--data-dir", ".", "--json"], catch_exceptions=False)
+    assert json.loads(result.stdout)["clients"][1]["model"] == "one-conv"
+    assert yaml.safe_load(next(tmp_path.glob("runs/*/recipe.yaml")).read_text())["method"]["hold"] == 0.5
+
+
+def example(name: str) -> Any:
+    return runpy.run_path(str(EXAMPLES / name))["main"]
+
+
+def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
+    results = example("quickstart.py")(rounds=1, samples_per_client=40)
+    assert [bool(result.ledger.bytes("up")) for result in results.values()] == [False, True, True]
+    assert "alone" in capsys.readouterr().out
+
+
+def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
+    result = example("own_model.py")(rounds=1, samples_per_client=40)
+    assert "patches.weight" in result.clients[0].state["personal"]
+    assert "c0  Patches" in capsys.readouterr().out
+
+
+def test_different_tasks_share_a_body_and_no_head(capsys: pytest.CaptureFixture[str]) -> None:
+    results = example("different_tasks.py")(rounds=1, train=40)
+    low, high = results["fml"].clients
+    assert not set(low.predictor.classes) & set(high.predictor.classes)
+    assert len(low.predictor.classes) == len(high.predictor.classes) == 5
+    shared = set(results["fml"].global_state)
+    assert "conv1.weight" in shared and not any(name.startswith("head") for name in shared)
+    assert set(low.state["adaptor"]) == {"head.weight", "head.bias"}
+    assert "shared and merged: conv1.bias" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_example_recipes_run(recipe: Path, tmp_path: Path) -> None:
+    arguments = ["run", str(recipe), *SMALL, "--out", str(tmp_path / "run"), "--json"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    report = json.loads(result.stdout)
+    assert (report["method"], len(report["clients"])) == ("fml", 5)
+    assert Recipe.load(tmp_path / "run" / "recipe.yaml").name == recipe.stem  # and what it leaves is a recipe
+
+
+def test_every_example_is_tested_and_linked_from_the_readme() -> None:
+    tested = set(re.findall(r'example\("(.*?)"\)', Path(__file__).read_text()))
+    assert tested == {path.name for path in EXAMPLES.glob("*.py")}
+    assert all(f"examples/{path.name}" in read("README.md") for path in EXAMPLES.iterdir() if path.is_file())
+
+
+def test_the_recipes_in_the_documents_are_valid() -> None:
+    recipes = [yaml.safe_load(block) for name in DOCUMENTS for block in blocks(name.read_text(), "yaml")]
+    assert len(recipes) >= 2
+    for recipe in recipes:
+        Recipe.of(recipe)
+
+
+def test_the_readmes_figures_are_of_the_recipe_it_names() -> None:
+    """The text beside the table and the recipe that it tells readers to run say the same settings."""
+    recipe = Recipe.load(EXAMPLES / "fml-shards.yaml")
+    assert recipe.data is not None and recipe.partition is not None
+    assert (recipe.data.name, recipe.data.samples_per_client) == ("fashion-mnist", 300)
+    assert recipe.partition.model_dump() == {"kind": "shards", "clients": 5, "shards_per_client": 2}
+    assert (recipe.rounds, recipe.epochs, recipe.batch_size) == (20, 5, 50)
+    assert recipe.optimizer.model_dump(include={"name", "lr", "momentum", "weight_decay"}) == {
+        "name": "sgd",
+        "lr": 0.01,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+    }
+
+
+# Commands
+
+
+def commands() -> Iterator[str]:
+    """Every `mutua ...` of a plain block, running text or a recipe's comments; headings hold placeholders."""
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for block in blocks(text, ""):
+            yield from re.findall(r"^(mutua .*?)(?: +#.*)?$", block, re.MULTILINE)
+        prose = re.sub(r"^(#|```.*?^```$).*?$", "", text, flags=re.MULTILINE | re.DOTALL)
+        yield from re.findall(r"`(mutua [^`A-Z]*)`", prose)
+    for recipe in EXAMPLES.glob("*.yaml"):
+        yield from re.findall(r"^# .*?(mutua .*)$", recipe.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_every_command_in_the_documents_parses(command: str) -> None:
+    at: Any = typer.main.get_command(app)
+    words = shlex.split(command)[1:]
+    while hasattr(at, "commands"):
+        assert words and words[0] in at.commands, command
+        at = at.commands[words.pop(0)]
+    if words:  # a command named without its arguments is only spoken of
+        at.make_context(command, words)  # raises for an unknown option, a missing argument or a wrong choice
+
+
+def test_there_are_commands_to_parse() -> None:
+    assert len(set(commands())) >= 10
+
+
+def test_the_command_reference_has_every_command_and_option() -> None:
+    def leaves(at: Any, name: str) -> Iterator[tuple[str, Any]]:
+        for word, command in at.commands.items():
+            path = f"{name} {word}"
+            yield from leaves(command, path) if hasattr(command, "commands") else [(path, command)]
+
+    known = {}
+    for name, command in leaves(typer.main.get_command(app), "mutua"):
+        required = {p.metavar for p in command.params if p.param_type_name == "argument"}
+        options = {p.opts[0] for p in command.params if p.param_type_name == "option"}
+        known[" ".join([name, *sorted(required)])] = options
+    told = {heading: {row[0].strip("`") for row in rows(body)} for heading, body in reference().items()}
+    assert told == known
+
+
+def reference() -> dict[str, str]:
+    return sections(read("docs/recipes.md").partition("## Commands")[2], "###")
+
+
+# Keys of recipes, options of methods
+
+
+def models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in models(part)]
+
+
+def keys(model: type[BaseModel], prefix: str, seen: set[type]) -> Iterator[tuple[str, FieldInfo]]:
+    """Every key below a model, dotted; what stands in two places is told once."""
+    seen.add(model)
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key, field
+        for inner in models(field.annotation):
+            if inner not in seen and not issubclass(inner, base.Method):
+                yield from keys(inner, "*." if inner in (Linear, Cosine, Listed) else f"{key}.", seen)
+
+
+def agrees(cell: str, field: FieldInfo) -> bool:
+    """Whether the cell 'default' tells the field's default."""
+    if field.is_required():
+        return cell == "required"
+    if field.default is None or field.default_factory is not None:
+        return "`" not in cell.replace("`clients`", "").replace("`steps`", "")
+    told = [yaml.safe_load(text) for text in re.findall(r"`(.*?)`", cell)]
+    plain = list(field.default) if isinstance(field.default, tuple) else field.default
+    return plain in told or str(plain) in told
+
+
+def test_every_key_of_a_recipe_is_described_and_no_other() -> None:
+    found = list(keys(Recipe, "", set()))
+    text = read("docs/recipes.md").partition("## Commands")[0]
+    told = {row[0].strip("`"): row[2] for row in rows(text) if len(row) == 4}
+    assert set(told) == {key for key, _ in found}
+    kinds = {"partition.kind", "optimizer.name", "*.schedule"}  # defaults of one model, choices of the union
+    wrong = [key for key, field in found if key not in kinds and not agrees(told[key], field)]
+    assert not wrong
+
+
+def test_every_kind_of_partition_is_described_and_no_other() -> None:
+    kinds = {
+        kind
+        for model in models(Recipe.model_fields["partition"].annotation)
+        for kind in get_args(model.model_fields["kind"].annotation)
+    }
+    told = {row[0].strip("`") for row in rows(read("docs/recipes.md").partition("## Models")[0]) if len(row) == 2}
+    assert told == kinds
+
+
+def test_every_option_of_a_method_is_described_and_no_other() -> None:
+    text, _, rest = read("docs/methods.md").partition("## Not described yet")
+    described = sections(text, "##")
+    to_come = set(re.findall(r"^- `(.*)`$", rest, re.MULTILINE))
+    assert set(base.names()) - to_come == set(described)
+    assert not to_come & set(described)
+    for name, body in described.items():
+        fields = base._METHODS[name].model_fields
+        told = {row[0].strip("`"): row[2] for row in rows(body)}
+        assert set(told) == set(fields), name
+        assert not [key for key in fields if not agrees(told[key], fields[key])], name
+
+
+def test_what_leaves_is_said_as_the_methods_declare_it() -> None:
+    text = read("docs/methods.md").partition("## `")[0]
+    leaves = {
+        re.sub(r"\[`(.*)`\].*", r"\1", line[2:]): line for line in re.findall(r"^\| \[.*$", text, re.MULTILINE)
+    }
+    words = {"weights": "meme", "count": "n_k"}
+    for name, line in leaves.items():
+        cell = line.split("|")[2]
+        shares = base.of({"name": name}).shares
+        if name != "centralised":
+            assert all(word in cell for kind, word in words.items() if kind in shares), name
+            assert all(word not in cell for kind, word in words.items() if kind not in shares), name
+
+
+# Links and paths
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"https?:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = path if not file else path.parent / file
+        assert there.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, target
+
+
+def test_modules_named_in_the_architecture_exist() -> None:
+    text = read("docs/architecture.md")
+    table = text.partition("| place |")[2].partition("\n\n")[0]
+    places = [place for row in rows(table) for place in re.findall(r"`(.*?)`", row[0])]
+    assert len(places) > 10
+    assert not [place for place in places if not (ROOT / "src" / "mutua" / place).exists()]
+    verbs = {row[0].strip("`").partition("(")[0] for row in rows(text) if row[0].endswith(")`")}
+    assert verbs == {name for name in vars(base.Method) if callable(getattr(base.Method, name))} & verbs
+    assert {"open", "start", "brief", "train", "check", "merge", "finish", "personalise", "predictor"} <= verbs
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_no_document_names_a_machine(path: Path) -> None:
+    if path.is_file():
+        found = re.findall(
+            r"(?<![\w.>])/(?:work|root|home|tmp|usr|Users|mnt|opt|srv|var|etc)\b\S*|[A-Z]:\\\S*|localhost",
+            path.read_text(encoding="utf-8"),
+        )
+        assert not found
+
+
+def test_the_picture_is_a_picture() -> None:
+    from PIL import Image
+
+    with Image.open(ROOT / "docs" / "images" / "demo.png") as image:
+        image.verify()
+        assert image.format == "PNG" and image.width >= 600
