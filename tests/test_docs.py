@@ -279,7 +279,14 @@ def test_what_leaves_is_said_as_the_methods_declare_it() -> None:
     leaves = {
         re.sub(r"\[`(.*)`\].*", r"\1", line[2:]): line for line in re.findall(r"^\| \[.*$", text, re.MULTILINE)
     }
-    words = {"weights": "meme", "count": "n_k"}
+    words = {
+        "weights": "meme",
+        "count": "n_k",
+        "entropy": "H_k",
+        "probabilities": "probabilities",
+        "accuracy": "accuracy",
+        "scores": "scores",
+    }
     for name, line in leaves.items():
         cell = line.split("|")[2]
         shares = base.of({"name": name}).shares
