@@ -22,15 +22,45 @@ from mutua.participant import EarlyStopping, Participant
 Share = Annotated[Schedule, within(0, 1)]
 
 
+class Mutual(Hub):
+    """What mutual learning is but for its losses: a personal model that stays, and a meme that is merged."""
+
+    temperature: Annotated[Schedule, within(1e-3, 1e3)] = 1.0
+    init: Literal["own", "global"] = "own"
+
+    def start(self, client: Participant) -> None:
+        """The personal model starts on its own, or as the global did where it has the same shape."""
+        same = client.client.model == client.job.global_architecture
+        client.initialise("personal", like="global" if self.init == "global" and same else "own")
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        """Fork the meme, let both teach each other on own data, send the meme. n_k stays at home."""
+        models = {"personal": client.model("personal"), "meme": client.fork(brief)}
+        client.fit(self.objective, models)
+        return self.reply(client, models["meme"])
+
+    def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
+        """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global."""
+        if how != "mutual":
+            return super().personalise(client, brief, how)
+        if not len(client.client.val):
+            raise InputError(f"client {client.client.id}: no validation samples; 'mutual' stops early by them")
+        self.start(client)
+        models = {"personal": client.model("personal"), "meme": client.fork(brief)}
+        client.fit(self.objective, models, until=EarlyStopping(watch="personal"))
+
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        """A participant serves with its personal model, a newcomer with the global or what it made of it."""
+        return client.model("personal") if "personal" in client.state else super().predictor(client, brief)
+
+
 @register
-class FML(Hub):
+class FML(Mutual):
     """The personal model and the meme teach each other; only memes are merged, all alike."""
 
     name: ClassVar[str] = "fml"
     alpha: Share = 0.5
     beta: Share = 0.5
-    temperature: Annotated[Schedule, within(1e-3, 1e3)] = 1.0
-    init: Literal["own", "global"] = "own"
     schedule: Literal["early-alpha-late-beta"] | None = None
 
     @model_validator(mode="after")
@@ -57,28 +87,3 @@ class FML(Hub):
             "personal": hp.alpha * loss(personal, batch.y) + (1 - hp.alpha) * from_meme,
             "meme": hp.beta * loss(meme, batch.y) + (1 - hp.beta) * from_personal,
         }
-
-    def start(self, client: Participant) -> None:
-        """The personal model starts on its own, or as the global did where it has the same shape."""
-        same = client.client.model == client.job.global_architecture
-        client.initialise("personal", like="global" if self.init == "global" and same else "own")
-
-    def train(self, client: Participant, brief: Message | None) -> Message | None:
-        """Fork the meme, let both teach each other on own data, send the meme. n_k stays at home."""
-        models = {"personal": client.model("personal"), "meme": client.fork(brief)}
-        client.fit(self.objective, models)
-        return self.reply(client, models["meme"])
-
-    def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
-        """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global."""
-        if how != "mutual":
-            return super().personalise(client, brief, how)
-        if not len(client.client.val):
-            raise InputError(f"client {client.client.id}: no validation samples; 'mutual' stops early by them")
-        self.start(client)
-        models = {"personal": client.model("personal"), "meme": client.fork(brief)}
-        client.fit(self.objective, models, until=EarlyStopping(watch="personal"))
-
-    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
-        """A participant serves with its personal model, a newcomer with the global or what it made of it."""
-        return client.model("personal") if "personal" in client.state else super().predictor(client, brief)

@@ -19,7 +19,7 @@ from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.ledger import Shares
 from mutua.message import Kind, Message, number
 from mutua.methods.base import Server, register
-from mutua.methods.fml import FML
+from mutua.methods.fml import FML, Mutual
 from mutua.participant import Participant
 
 
@@ -91,16 +91,10 @@ class FMLU(FML):
 
 
 @register
-class DML(FML):
+class DML(Mutual):
     """The control beside FMLU: CE + 1·KL both ways, no uncertainty, merged as FML."""
 
     name: ClassVar[str] = "dml"
-
-    @model_validator(mode="after")
-    def _no_weights(self) -> DML:
-        if self.alpha != 0.5 or self.beta != 0.5 or self.schedule:
-            raise ValueError("dml is CE + 1·KL and has no alpha or beta; use fml for those")
-        return self
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Deep mutual learning (Zhang et al. 2018), fml-2023 Eq. (4)."""
