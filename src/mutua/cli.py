@@ -2,101 +2,132 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 import mutua
-from mutua.errors import InputError, MutuaError, RunError
+from mutua.errors import InputError, MutuaError
 
+# Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
+    from mutua.federation import Federation
     from mutua.recipe import Recipe
     from mutua.result import Result
-    from mutua.rounds import Callback
 
-app = typer.Typer(
-    help="Federated learning for clients that differ in their data, their models and their goals.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-data_app = typer.Typer(help="Data: what there is, how to get it, how it is dealt.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"max_content_width": 100})
+data_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a YAML file.", metavar="RECIPE")]
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A recipe: a YAML file. A path in it counts from the folder where you are.", metavar="RECIPE"
+    ),
+]
 RunDir = Annotated[Path, typer.Argument(help="The folder that a run has left.", metavar="RUN")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a value of the recipe: method.alpha=0.3. Repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Change a value: method.alpha=0.3. Repeatable.", metavar="KEY=VALUE"),
+]
+Seed = Annotated[
+    int | None, typer.Option(help="The seed of everything; else as the recipe says.", min=0, metavar="N")
 ]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with the data sets; else $MUTUA_DATA, else the user's cache folder.")
+    Path | None,
+    typer.Option(help="Folder with the data sets; else $MUTUA_DATA, else the user's cache folder.", metavar="DIR"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for what the run leaves; else runs/NAME-DATE-SEED.")]
 Device = Annotated[
     Literal["auto", "cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute; else as the recipe says.")
 ]
-EngineName = Annotated[str, typer.Option(help="Where clients run: local.")]
+EngineName = Annotated[str, typer.Option(help="Where clients run: local.", metavar="NAME")]
+Client = Annotated[str, typer.Option(help="Whose model: a client's or newcomer's id.", metavar="ID")]
+Images = "an .npz file, or a folder of images, which are resized to the model's input"
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Federated learning for clients that differ in their data, their models and their goals."""
     if version:
         typer.echo(f"mutua {mutua.__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@data_app.callback(invoke_without_command=True)
+def _data(context: typer.Context) -> None:
+    """Data: what there is, how to get it, how it is dealt."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the figure and the runs.")] = Path("mutua-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the figure and the runs.", metavar="DIR")] = Path(
+        "mutua-demo"
+    ),
 ) -> None:
-    """Five clients, five architectures, non-IID data: FML, FedAvg and training alone, in about a minute."""
+    """See it work: five clients, five architectures, about a minute."""
     from mutua.demo import demo as run_demo
 
-    with _interruptible():
-        run_demo(out)
+    run_demo(out)
 
 
 @app.command()
 def run(
     recipe: RecipeFile,
     sets: Sets = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of everything; else as the recipe says.")] = None,
+    seed: Seed = None,
     engine: EngineName = "local",
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for what the run leaves; else runs/NAME-DATE-SEED.", metavar="DIR"),
+    ] = None,
     data_dir: DataDir = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe."""
     from mutua.reports import console
+    from mutua.reports.console import ProgressBar
+    from mutua.runs.execute import execute
+    from mutua.runs.folder import RunFolder
 
     loaded = _load(recipe, sets, seed, device)
-    with _interruptible(), _progress(as_json) as bars:
-        result, folder = _run(loaded, loaded.name, engine, out, data_dir, bars, as_json)
+    federation = loaded.federation(data_dir)
+    loaded.method.arrange(federation).check(loaded.method.needs_global)
+    console.show_notes(federation.notes)
+    folder = RunFolder.create(loaded.name, loaded.seed, out)
+    with console.bars(not as_json) as bars:
+        callbacks = [] if as_json else [ProgressBar(loaded.name, bars)]
+        result = execute(loaded, federation, folder, engine=engine, callbacks=callbacks)
     if as_json:
-        _print_json({**result.summary(), "folder": str(folder)})
-        return
-    console.show_result(result)
-    console.out.print(f"saved in {folder}", highlight=False)
+        _print_json(result.report())
+    else:
+        console.show_result(result)
+    console.say(f"saved in {folder.path}", console.err if as_json else console.out)
 
 
 @app.command()
 def compare(
     recipe: RecipeFile,
-    methods: Annotated[str, typer.Option(help="Methods with options: fml,fedprox:mu=0.1,independent.")],
-    seeds: Annotated[str, typer.Option(help="Seeds: 0,1,2.")] = "0,1,2",
+    methods: Annotated[
+        str, typer.Option(help="Methods with options: fml,fedprox:mu=0.1,independent.", metavar="LIST")
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds.", metavar="LIST")] = "0,1,2",
     sets: Sets = None,
     engine: EngineName = "local",
-    out: Annotated[Path | None, typer.Option(help="Folder for all runs; else runs/NAME-compare-DATE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for all runs; else runs/NAME-compare-DATE.", metavar="DIR")
+    ] = None,
     data_dir: DataDir = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -104,47 +135,56 @@ def compare(
     """Compare methods over the same data, splits and seeds."""
     from mutua import compare as comparing
     from mutua.reports import console
-    from mutua.runs.folder import RunFolder
+    from mutua.reports.console import ProgressBar
+    from mutua.runs.execute import execute
+    from mutua.runs.folder import RunFolder, dated, filling
 
     loaded = _load(recipe, sets, None, device)
-    contenders = comparing.contenders(methods, loaded)
-    chosen = comparing.seeds(seeds)
-    folder = RunFolder.create(f"{loaded.name}-compare", chosen[0], out).path
+    contenders, chosen = comparing.contenders(methods, loaded), comparing.seeds(seeds)
+    reports: list[dict[str, Any]] = []
     runs: list[tuple[str, dict[str, Any]]] = []
-    with _interruptible(), _progress(as_json) as bars:
+    shared: dict[str, None] = {}
+    with filling(out or dated(f"{loaded.name}-compare")) as place, console.bars(not as_json) as bars:
 
-        def runner(one: Recipe, label: str) -> Result:
+        def runner(one: Recipe, federation: Federation, label: str) -> Result:
+            if not runs:
+                console.show_notes(federation.notes)
             name = "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
-            place = folder / f"{name}-{one.seed}"
-            return _run(one, f"{label}, seed {one.seed}", engine, place, data_dir, bars, as_json)[0]
+            folder = RunFolder.create(one.name, one.seed, place / f"{name}-{one.seed}")
+            callbacks = [] if as_json else [ProgressBar(f"{label}, seed {one.seed}", bars, keep=False)]
+            return execute(one, federation, folder, engine=engine, callbacks=callbacks)
 
-        for label, result in comparing.compare(loaded, contenders, chosen, runner):
+        for label, result in comparing.compare(loaded, contenders, chosen, runner, data_dir):
+            reports.append({**result.report(), "method": label})
             runs.append((label, result.summary()))
+            comparing.write(place, runs)  # after each, so that a comparison that is stopped has what it had
+            if comparing.uses_global_alone(result):
+                shared[label] = None
     summary = comparing.summarise(runs)
-    comparing.write(folder / "comparison.csv", runs)
-    report = {"runs": [{**one, "label": label} for label, one in runs], "summary": summary}
-    (folder / "comparison.json").write_text(json.dumps(report, indent=2) + "\n")
     if as_json:
-        _print_json(report)
-        return
-    shared = [c.label for c in contenders if c.method.needs_global and c.method.name != "fml"]
-    notes = [f"{', '.join(shared)}: every client uses models.global, not a model of its own"] if shared else []
-    console.show_comparison(summary, notes)
-    console.out.print(f"saved in {folder}", highlight=False)
+        _print_json({"runs": reports, "summary": summary})
+    else:
+        names = ", ".join(shared)
+        notes = [f"{names}: every client uses models.global, not a model of its own"] if shared else []
+        console.show_comparison(summary, notes)
+    console.say(f"saved in {place}", console.err if as_json else console.out)
 
 
 @app.command()
 def join(
     run_dir: RunDir,
-    data: Annotated[Path, typer.Option(help="The newcomer's data: an .npz file or a folder of images.")],
-    model: Annotated[str | None, typer.Option(help="The newcomer's own model; else the global's.")] = None,
+    data: Annotated[Path, typer.Option(help=f"The newcomer's data: {Images}.", metavar="PATH")],
+    model: Annotated[
+        str | None, typer.Option(help="The newcomer's own model; else the global's.", metavar="NAME")
+    ] = None,
     how: Annotated[
         Literal["global", "finetune", "mutual"], typer.Option(help="Use, fine-tune or mutually adapt the global.")
     ] = "mutual",
-    name: Annotated[str, typer.Option(help="The newcomer's id.")] = "newcomer",
-    image_size: Annotated[int | None, typer.Option(help="For a folder: side to resize images to.")] = None,
-    seed: Annotated[int, typer.Option(help="The newcomer's seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for its model; else RUN/newcomers/NAME.")] = None,
+    name: Annotated[str, typer.Option(help="The newcomer's id.", metavar="ID")] = "newcomer",
+    seed: Annotated[int, typer.Option(help="The newcomer's seed.", min=0, metavar="N")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for its model; else RUN/newcomers/ID.", metavar="DIR")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a newcomer make a model of its own of what a run shares."""
@@ -152,121 +192,123 @@ def join(
     from mutua.runs.folder import RunFolder
     from mutua.runs.newcomer import join as join_run
 
-    with _interruptible():
-        joined = join_run(
-            RunFolder.open(run_dir),
-            _source(data, image_size),
-            how=how,
-            model=model,
-            name=name,
-            seed=seed,
-            out=out,
-        )
+    run = RunFolder.open(run_dir)
+    with console.err.status(f"{name} joins ({how}) and, to compare, learns alone"):
+        joined = join_run(run, data, how=how, model=model, name=name, seed=seed, out=out)
     if as_json:
         _print_json(joined.summary())
         return
     labels = {"global": "the global as it is", "predictor": f"joined ({how})", "alone": "trained alone"}
-    console.out.print(f"{name}: accuracy (%) on its own {len(joined.client.test)} test samples", highlight=False)
+    table = console.table(["model"], ["accuracy"])
     for key, value in joined.accuracy.items():
-        console.out.print(f"  {labels[key]:20} {console.percent(value)}", highlight=False)
-    console.out.print(f"saved in {joined.folder}; the run is as it was", highlight=False)
+        table.add_row(labels[key], console.percent(value))
+    title = f"{name}: accuracy (%) on its own {len(joined.client.test)} test samples"
+    console.show(title, table, f"saved in {joined.folder}; nothing else in the run has changed")
 
 
 @app.command()
 def predict(
     run_dir: RunDir,
-    client: Annotated[str, typer.Option(help="Whose model.")],
-    data: Annotated[Path, typer.Option(help="An .npz file with x, or a folder of images.")],
-    image_size: Annotated[int | None, typer.Option(help="For a folder: side to resize images to.")] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file for the predictions; else stdout.")] = None,
+    client: Client,
+    data: Annotated[Path, typer.Option(help=f"What to predict: {Images}.", metavar="PATH")],
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file for the predictions; else stdout.", metavar="FILE")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict with a client's model: one row a sample, with the probability of each class."""
+    """Predict with a client's model.
+
+    A row a sample: its label and the probability of each class.
+    """
+    from mutua.reports import console
     from mutua.runs.folder import RunFolder
     from mutua.runs.using import predict as predict_run
-    from mutua.runs.using import write_predictions
 
-    model = RunFolder.open(run_dir).client(client)
-    predictions = predict_run(model, data, image_size)
+    predictions = predict_run(RunFolder.open(run_dir).client(client), data)
+    if out is not None:
+        try:
+            with out.open("w", newline="", encoding="utf-8") as file:
+                predictions.write(file)
+        except OSError as error:
+            raise InputError(f"--out: cannot write to {out}: {error.strerror}; name another file") from None
+        console.say(f"{len(predictions.labels)} predictions in {out}", console.err)
     if as_json:
-        _print_json(predictions.summary())
+        _print_json(predictions.summary(), indent=None)
     elif out is None:
-        write_predictions(predictions, sys.stdout)
-    else:
-        with _writing(out), out.open("w", newline="") as file:
-            write_predictions(predictions, file)
-        typer.echo(f"{len(predictions.labels)} predictions in {out}")
+        predictions.write(sys.stdout)
+    if predictions.accuracy is not None:
+        right = f"accuracy {console.percent(predictions.accuracy)} % on {len(predictions.labels)} samples"
+        console.say(right, console.err)
 
 
 @app.command()
 def export(
     run_dir: RunDir,
-    client: Annotated[str, typer.Option(help="Whose model.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the model; else CLIENT-export.")] = None,
+    client: Client,
+    out: Annotated[Path | None, typer.Option(help="Folder for the model; else ID-export.", metavar="DIR")] = None,
 ) -> None:
-    """Copy a client's model out of a run: safetensors and a JSON card, loadable in plain torch."""
+    """Copy a client's model out of a run, for plain torch.
+
+    Safetensors, and a JSON card with architecture, class names and preprocessing.
+    """
     from mutua.runs.folder import RunFolder
+    from mutua.runs.using import export as export_model
 
     model = RunFolder.open(run_dir).client(client)
-    target = out or Path(f"{client}-export")
-    with _writing(target):
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(model.path / model.card["weights"], target / "model.safetensors")
-        card = {**model.card, "weights": "model.safetensors"}
-        (target / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-    typer.echo(f"{target / 'model.safetensors'} and {target / 'card.json'}")
+    for file in export_model(model, out or Path(f"{client}-export")):
+        typer.echo(file)
 
 
 @app.command()
 def methods() -> None:
     """List the methods and what leaves a client with each."""
-    from rich.table import Table
-
     from mutua.methods import base
     from mutua.reports import console
 
-    table = Table(title="methods")
-    for column in ("name", "what", "leaves a client"):
-        table.add_column(column)
+    table = console.table(["name", "what", "options", "leaves a client"])
     for name in base.names():
         method = base.of({"name": name})
         shares = ", ".join(f"{kind} ({what})" for kind, what in method.shares.items()) or "nothing"
-        table.add_row(name, (type(method).__doc__ or "").splitlines()[0], shares)
-    console.out.print(table)
+        about = (type(method).__doc__ or "").splitlines()[0]
+        table.add_row(name, about, ", ".join(type(method).model_fields) or "none", shares)
+    console.show("methods", table, "your own: package.module:Class, a subclass of mutua.Method")
 
 
 @app.command()
 def models() -> None:
     """List the models."""
-    from rich.table import Table
+    import torch
 
     from mutua import models as zoo
     from mutua.reports import console
 
-    table = Table(title="models (and any nn.Module of yours, as package.module:factory)")
-    for column in ("name", "what", "parameters, 28x28x1, 10 classes"):
-        table.add_column(column, justify="right" if column.startswith("par") else "left")
+    table = console.table(["name", "what"], ["parameters"])
     for name in zoo.names():
-        built = zoo.Architecture.of(name).build(channels=1, size=28, classes=10, seed=0)
+        with torch.device("meta"):  # counted without being made
+            built = zoo.Architecture.of(name).build(channels=1, size=28, classes=10, seed=0)
         table.add_row(name, zoo.describe(name), f"{sum(p.numel() for p in built.parameters()):,}")
-    console.out.print(table)
+    console.show(
+        "models, with parameters for 28×28×1 images and 10 classes", table, "your own: package.module:factory"
+    )
 
 
 @data_app.command("list")
 def data_list(data_dir: DataDir = None) -> None:
     """List the data sets known by name and where they are."""
-    from rich.table import Table
-
-    from mutua.data.sources import catalogue
+    from mutua.data.sources import EMBEDDED, catalogue, data_folder
     from mutua.reports import console
 
-    table = Table(title="data sets")
-    for column in ("name", "what", "images", "classes", "where"):
-        table.add_column(column)
+    folder = data_folder(data_dir)
+    table = console.table(["name", "what", "images", "where"])
     for entry in catalogue(data_dir):
-        where = str(entry.found) if entry.found else f"not here: {entry.how}"
-        table.add_row(entry.name, entry.about, entry.images, str(entry.classes), where)
-    console.out.print(table)
+        if entry.found is None:
+            by_hand = f"by hand: mutua data get {entry.name} says how"
+            where = f"not here: {entry.how if entry.how.startswith('mutua ') else by_hand}"
+        else:
+            where = "in mutua" if entry.found == EMBEDDED else str(entry.found).removeprefix(f"{folder}/")
+        table.add_row(entry.name, f"{entry.about}, {entry.classes} classes", entry.images, where)
+    own = "your own: {name: arrays, path: FILE.npz} or {name: folder, path: DIR, image_size: N}"
+    console.show(f"data sets; the data folder is {folder}", table, own)
 
 
 @data_app.command("get")
@@ -280,9 +322,18 @@ def data_get(
     from mutua.reports import console
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with _interruptible(), Progress(*columns, console=console.err) as bars:
-        task = bars.add_task(name, total=None)
-        paths = get(name, data_dir, progress=lambda done, total: bars.update(task, completed=done, total=total))
+    bar = Progress(*columns, console=console.err)
+    task = bar.add_task(name, total=None)
+
+    def show(done: int, total: int | None) -> None:
+        bar.start()  # only now, so that a mistake in the name is one line
+        bar.update(task, completed=done, total=total)
+
+    try:
+        paths = get(name, data_dir, progress=show)
+    finally:
+        if bar.live.is_started:
+            bar.stop()
     for path in paths:
         typer.echo(path)
 
@@ -291,24 +342,27 @@ def data_get(
 def data_show(
     recipe: RecipeFile,
     sets: Sets = None,
-    seed: Annotated[int | None, typer.Option(help="The seed; else as the recipe says.")] = None,
-    out: Annotated[Path | None, typer.Option(help="PNG file for the picture; else NAME-labels.png.")] = None,
+    seed: Seed = None,
+    out: Annotated[
+        Path | None, typer.Option(help="PNG file for the picture; else NAME-labels.png.", metavar="FILE")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw which client has how many samples of which class, and print the table."""
+    """Draw and print who has how many samples of which class."""
+    from mutua.reports import console
     from mutua.reports.labels import counts_by_client, show_counts
 
     loaded = _load(recipe, sets, seed, None)
     federation = loaded.federation(data_dir)
     counts = counts_by_client(federation)
     if as_json:
-        _print_json(counts.summary())
+        _print_json(counts.summary(), indent=None)
         return
     target = out or Path(f"{loaded.name}-labels.png")
     counts.draw(target, f"{loaded.name}: training samples by client and class")
     show_counts(counts, federation.notes)
-    typer.echo(f"picture in {target}")
+    console.say(f"picture in {target}")
 
 
 def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | None) -> Recipe:
@@ -319,77 +373,38 @@ def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | No
     return Recipe.load(path, [*(sets or []), *extra])
 
 
-def _run(
-    recipe: Recipe,
-    label: str,
-    engine: str,
-    out: Path | None,
-    data_dir: Path | None,
-    bars: Progress | None,
-    quiet: bool,
-) -> tuple[Result, Path]:
-    """Run a recipe with progress and leave its folder."""
-    from mutua.reports.console import ProgressBar
-    from mutua.runner import run as run_method
-    from mutua.runs.folder import RunFolder
+def _print_json(report: dict[str, Any], indent: int | None = 2) -> None:
+    from mutua.runs.folder import to_json
 
-    federation = recipe.federation(data_dir)
-    recipe.method.arrange(federation).check(recipe.method.needs_global)
-    folder = RunFolder.create(recipe.name, recipe.seed, out)
-    folder.write_recipe(recipe)
-    callbacks: list[Callback] = [folder] if quiet else [folder, ProgressBar(label, bars)]
-    try:
-        result = run_method(recipe.method, federation, plan=recipe.plan(), engine=engine, callbacks=callbacks)
-        folder.write(result)
-    except KeyboardInterrupt:
-        raise RunError(f"stopped by Ctrl-C; history and ledger so far are in {folder.path}") from None
-    except OSError as error:
-        raise RunError(f"cannot write to {folder.path}: {error.strerror or error}") from None
-    return result, folder.path
-
-
-def _source(path: Path, image_size: int | None) -> Any:
-    from mutua.data.sources import load
-
-    kind = "folder" if path.is_dir() else "arrays"
-    return load(kind, path=path, image_size=image_size)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    from mutua.reports import console
-
-    if quiet or not console.err.is_terminal:
-        yield None
-        return
-    with console.progress() as bars:
-        yield bars
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise RunError("stopped by Ctrl-C") from None
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"--out: cannot write to {path}: {error.strerror or error}") from None
-
-
-def _print_json(report: dict[str, Any]) -> None:
-    typer.echo(json.dumps(report, indent=2))
+    typer.echo(to_json(report, indent))
 
 
 def main() -> None:
     """The entry point: a user's mistake is one line on stderr, never a traceback."""
     try:
-        app()
+        stopped = app(prog_name="mutua", standalone_mode=False) == 130  # how typer reports Ctrl-C
     except MutuaError as error:
-        print(f"mutua: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
+    except typer.Abort:
+        stopped = True
+    except BrokenPipeError:  # whoever read our output has gone; Python would complain when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find
+            raise
+        said = (
+            error.format_message()
+            .rstrip(".")
+            .replace("Value error, ", "")
+            .replace("Input should be", "it must be")
+        )
+        command = context.command_path if (context := getattr(error, "ctx", None)) else "mutua"
+        _fail(f"{said}; see '{command} --help'", 2)
+    if stopped:
+        _fail("stopped by Ctrl-C", 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"mutua: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

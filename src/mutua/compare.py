@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +13,16 @@ from typing import Any
 import yaml
 
 from mutua.errors import InputError
+from mutua.federation import Federation
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe import Recipe
 from mutua.result import Result
+from mutua.runs.folder import to_json
 
 MEASURES = ("global", "predictor")
 DOMAINS = ("wdp", "cdp", "acc")
+OUTSIDE_BRACKETS = r"{}(?![^\[{{]*[\]}}])"
 
 
 @dataclass(frozen=True)
@@ -30,27 +35,34 @@ class Contender:
     @staticmethod
     def of(text: str, recipe: Recipe) -> Contender:
         """Read `name` or `name:key=value:key=value`; the recipe's own method keeps the recipe's options."""
-        parts = text.strip().split(":")
-        first = next((i for i, part in enumerate(parts) if "=" in part), len(parts))
-        name = ":".join(parts[:first])
+        name, *parts = _split(":", text.strip())
+        if name.lower() not in base.names() and parts and "=" not in parts[0]:
+            name = f"{name}:{parts.pop(0)}"  # a user's own: package.module:Class
         own = base.spec(recipe.method)
         options = dict(own) if name == own["name"] else {"name": name}
-        for part in parts[first:]:
+        for part in parts:
             key, equals, value = part.partition("=")
             if not equals or not key:
                 raise InputError(f"--methods: '{text}': write options as name:key=value, such as fedprox:mu=0.1")
-            options[key] = yaml.safe_load(value)
-        return Contender(text.strip(), base.of(options))
+            try:
+                options[key] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise InputError(f"--methods: '{text}': '{value}' is not a YAML value") from None
+        try:
+            return Contender(text.strip(), base.of(options))
+        except InputError as error:
+            raise InputError(f"--methods: '{text}': {error}") from None
 
 
 def contenders(text: str, recipe: Recipe) -> list[Contender]:
     """The methods of a list such as "fml,fedprox:mu=0.1,independent"."""
-    found = [Contender.of(part, recipe) for part in text.split(",") if part.strip()]
+    found = [Contender.of(part, recipe) for part in _split(",", text) if part.strip()]
     if not found:
         raise InputError("--methods: none given; name them as fml,fedavg,independent")
     labels = [c.label for c in found]
     if len(set(labels)) < len(labels):
-        raise InputError(f"--methods: '{next(x for x in labels if labels.count(x) > 1)}' is named twice")
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise InputError(f"--methods: '{twice}' is named twice; name each method once, or with other options")
     return found
 
 
@@ -65,16 +77,41 @@ def seeds(text: str) -> list[int]:
     return found
 
 
-Runner = Callable[[Recipe, str], Result]
+def _split(mark: str, text: str) -> list[str]:
+    """Split at a mark, but not inside the brackets of a value such as [0.9, 0.5]."""
+    return re.split(OUTSIDE_BRACKETS.format(mark), text)
+
+
+Runner = Callable[[Recipe, Federation, str], Result]
 
 
 def compare(
-    recipe: Recipe, methods: Sequence[Contender], seeds: Sequence[int], runner: Runner
+    recipe: Recipe,
+    methods: Sequence[Contender],
+    seeds: Sequence[int],
+    runner: Runner,
+    data_dir: Path | None = None,
 ) -> Iterator[tuple[str, Result]]:
     """Every method with every seed; the seed fixes data, split, partition and starting weights for all."""
     for seed in seeds:
+        seeded = recipe.with_(seed=seed)
+        federation = seeded.federation(data_dir)
+        for contender in methods if seed == seeds[0] else ():  # before the first has run for an hour
+            _check(contender, federation)
         for contender in methods:
-            yield contender.label, runner(recipe.with_(seed=seed, method=contender.method), contender.label)
+            yield contender.label, runner(seeded.with_(method=contender.method), federation, contender.label)
+
+
+def _check(contender: Contender, federation: Federation) -> None:
+    try:
+        contender.method.arrange(federation).check(contender.method.needs_global)
+    except InputError as error:
+        raise InputError(f"--methods: '{contender.label}': {error}") from None
+
+
+def uses_global_alone(result: Result) -> bool:
+    """Whether clients have no model of their own design: FedAvg and its like."""
+    return result.global_state is not None and all("personal" not in client.state for client in result.clients)
 
 
 def summarise(runs: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -93,7 +130,7 @@ def summarise(runs: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
                 model: _spread(
                     [
                         None if a is None or b is None else a - b
-                        for a, b in zip(values[label][model], first[model], strict=True)
+                        for a, b in zip(values[label][model], first[model], strict=False)
                     ]
                 )
                 for model in measures
@@ -119,17 +156,16 @@ def _accuracy(run: dict[str, Any], model: str) -> float | None:
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and standard deviation (n − 1); one seed has no deviation, and a missing value leaves no mean."""
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return {"mean": None, "std": None, "values": list(values)}
-    return {"mean": fmean(known), "std": stdev(known) if len(known) > 1 else 0.0, "values": known}
+    return {"mean": fmean(known), "std": stdev(known) if len(known) > 1 else None, "values": known}
 
 
-def write(path: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """One tidy CSV: a row a method, seed and client."""
-    import csv
-
-    with path.open("w", newline="") as file:
+def write(folder: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """comparison.csv, a row a method, seed and client, and comparison.json with the summary."""
+    with (folder / "comparison.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", "client", "model", "accuracy"])
         for label, run in runs:
@@ -137,3 +173,5 @@ def write(path: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
             for client in run["clients"]:
                 for model, accuracy in client["accuracy"].items():
                     writer.writerow([label, run["seed"], client["id"], model, accuracy])
+    report = {"runs": [{**run, "method": label} for label, run in runs], "summary": summarise(runs)}
+    (folder / "comparison.json").write_text(to_json(report) + "\n", encoding="utf-8")

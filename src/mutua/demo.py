@@ -11,7 +11,7 @@ from mutua.methods.base import Method
 from mutua.recipe import Recipe
 from mutua.reports import console, figures
 from mutua.result import Result
-from mutua.runner import run
+from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 
 RECIPE = {
@@ -27,38 +27,36 @@ RECIPE = {
     "rounds": 15,
     "epochs": 2,
     "batch_size": 20,
+    "evaluate_every": 3,
     "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
 }
 
 METHODS: dict[str, Method] = {"alone": Independent(), "fedavg": FedAvg(), "fml": FML()}
 COLUMNS = {"alone": "alone", "fedavg": "FedAvg's global", "fml": "FML personal"}
-TITLES = {"alone": "each client alone", "fedavg": "FedAvg, one model for all", "fml": "FML, mutual learning"}
+TITLES = {"alone": "each client alone", "fedavg": "FedAvg: one for all", "fml": "FML: mutual learning"}
 
 
 def demo(out: Path) -> dict[str, Result]:
     """Run the three methods on the same clients, show what came of it, save figure and runs in `out`."""
     recipe = Recipe.of(RECIPE)
     federation = recipe.federation()
-    console.out.print(
-        "Five clients each hold four of the ten digits (real MNIST images, which come with mutua) "
-        "and a model of their own design.\nThey learn in three ways, from the same data and seed:",
-        highlight=False,
+    console.say(
+        "Five clients each hold four of the ten digits (real MNIST images, which come with\n"
+        "mutua) and a model of their own design. They learn in three ways, from the same\n"
+        "data and seed:"
     )
     results: dict[str, Result] = {}
-    with console.progress() as bars:
+    with console.bars() as bars:
         for name, method in METHODS.items():
             folder = RunFolder.create(name, recipe.seed, under=out)
-            folder.write_recipe(recipe.with_(method=method))
-            bar = console.ProgressBar(f"{TITLES[name]:26}", bars)
-            results[name] = run(method, federation, plan=recipe.plan(), callbacks=[folder, bar])
-            folder.write(results[name])
+            progress = console.ProgressBar(TITLES[name], bars)
+            results[name] = execute(recipe.with_(method=method), federation, folder, callbacks=[progress])
     figure = out / "demo.png"
-    figures.demo_figure(
-        _rows(results), {name: r.history.curve("predictor") for name, r in results.items()}, figure
-    )
-    console.out.print(_table(results))
-    for line in (_what_left(results), f"Figure: {figure}", _closing(results, folder.path)):
-        console.out.print(line, highlight=False, soft_wrap=True)
+    curves = {name: result.history.curve("predictor") for name, result in results.items()}
+    figures.demo_figure(_rows(results), curves, figure)
+    title = "Accuracy (%) on each client's own test images, and bytes that left it:"
+    remarks = (*_what_left(results), f"Figure: {figure}", _closing(results, folder.path))
+    console.show(title, _table(results), *remarks)
     return results
 
 
@@ -79,12 +77,7 @@ def _rows(results: dict[str, Result]) -> list[figures.DemoRow]:
 
 
 def _table(results: dict[str, Result]) -> Table:
-    table = Table(
-        title="accuracy (%) on each client's own test images, and bytes that left it",
-        caption="Images and personal models never leave. A meme is a client's working copy of the shared model.",
-    )
-    for heading in ("client", "its own model", *COLUMNS.values(), "left with FedAvg", "left with FML"):
-        table.add_column(heading, justify="left" if heading in ("client", "its own model") else "right")
+    table = console.table(["client", "its model"], [*COLUMNS.values(), "left: FedAvg", "left: FML"])
     for k, row in enumerate(_rows(results)):
         scores = [console.percent(results[name].clients[k].accuracy()) for name in COLUMNS]
         left = [console.size(results[name].ledger.bytes("up", row["client"])) for name in ("fedavg", "fml")]
@@ -96,9 +89,13 @@ def _table(results: dict[str, Result]) -> Table:
     return table
 
 
-def _what_left(results: dict[str, Result]) -> str:
-    kinds = {name: ", ".join(result.ledger.kinds("up")) or "nothing" for name, result in results.items()}
-    return "Left each client: " + "; ".join(f"{COLUMNS[name]}: {what}" for name, what in kinds.items()) + "."
+def _what_left(results: dict[str, Result]) -> tuple[str, str]:
+    """In kind, beside the table's bytes."""
+    left = {name: console.what_left(result) for name, result in results.items()}
+    return (
+        f"Left each client: alone {left['alone']}; FedAvg {left['fedavg']}; FML {left['fml']}.",
+        "Images and personal models never leave. A meme is a client's copy of the shared model.",
+    )
 
 
 def _closing(results: dict[str, Result], run_folder: Path) -> str:

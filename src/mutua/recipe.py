@@ -26,7 +26,7 @@ from mutua.data import formats
 from mutua.data.partitions import IID, Partition
 from mutua.data.samples import Samples
 from mutua.data.sources import Source, load
-from mutua.data.splits import Dealt, Split, split_and_deal
+from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
 from mutua.explain import explain
 from mutua.federation import Client, Federation
@@ -58,9 +58,12 @@ class Data(_Section):
     def _by_name(cls, value: object) -> object:
         return {"name": value} if isinstance(value, str) else value
 
-    def source(self, data_dir: Path | None) -> Source:
-        """The samples, loaded."""
-        return load(self.name, data_dir=data_dir, path=self.path, image_size=self.image_size)
+    def source(self, data_dir: Path | None, at: str = "data") -> Source:
+        """The samples, loaded; `at` is where in the recipe this stands, and a path counts from where you are."""
+        try:
+            return load(self.name, data_dir=data_dir, path=self.path, image_size=self.image_size)
+        except InputError as error:
+            raise InputError(f"{at}: {str(error).removeprefix('data: ')}") from None
 
 
 # Told apart by hand: tried in turn, a list would be refused as a model before it is seen as several.
@@ -76,6 +79,18 @@ class Models(_Section):
     global_model: Architecture | None = Field(None, alias="global")
     clients: OneOrEach | None = None
 
+    @field_validator("global_model", mode="before")
+    @classmethod
+    def _read_global(cls, value: Any) -> Any:
+        return _architecture(value, "models.global")
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _read_clients(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return [_architecture(one, f"models.clients.{i}") for i, one in enumerate(value)]
+        return _architecture(value, "models.clients")
+
 
 class ClientEntry(_Section):
     """One client with data and a model of its own."""
@@ -83,6 +98,21 @@ class ClientEntry(_Section):
     id: str
     data: Data
     model: Architecture
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_model(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "model" not in values:
+            return values
+        return {**values, "model": _architecture(values["model"], f"clients.{values.get('id')}.model")}
+
+
+def _architecture(value: Any, at: str) -> Architecture | None:
+    """The architecture at this place of the recipe, which a complaint names."""
+    try:
+        return None if value is None else Architecture.of(value)
+    except InputError as error:
+        raise InputError(f"{at}{str(error).removeprefix('models')}") from None
 
 
 class Recipe(Plan):
@@ -137,28 +167,30 @@ class Recipe(Plan):
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise InputError(f"recipe: {path}: {error.strerror}") from None
+            raise InputError(f"recipe: {path}: {error.strerror}; give a YAML file") from None
         except UnicodeDecodeError:
-            raise InputError(f"recipe: {path} is not a text file") from None
+            raise InputError(f"recipe: {path} is not a text file; give a YAML file") from None
         try:
             tree = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise InputError(f"recipe: {path}: {' '.join(str(error).split())}") from None
+            raise InputError(f"recipe: {path}: not YAML: {_where(error)}") from None
         if not isinstance(tree, dict):
-            raise InputError(f"recipe: {path} holds {type(tree).__name__}, not keys and values")
+            held = "nothing" if tree is None else f"a {type(tree).__name__}"
+            raise InputError(f"recipe: {path} holds {held}; it must hold keys and values, such as 'rounds: 20'")
         for override in overrides:
             _set(tree, override)
         return cls.of(tree, path)
 
     @classmethod
     def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Recipe:
-        """The recipe of a mapping such as YAML gives; a relative data path is the recipe's neighbour."""
+        """The recipe of a mapping such as YAML gives; `path` is where it was read, for complaints."""
+        where = f"{path}: " if path else ""
         try:
-            recipe = cls.model_validate(dict(tree))
+            return cls.model_validate(dict(tree))
         except ValidationError as error:
-            where = f"{path}: " if path else ""
             raise InputError(where + explain(error, cls)) from None
-        return recipe
+        except InputError as error:  # of a method or model, which explain themselves
+            raise InputError(f"{where}{error}") from None
 
     def with_(self, **changes: Any) -> Recipe:
         """The same recipe with some fields changed."""
@@ -190,34 +222,48 @@ class Recipe(Plan):
 
     def _of_clients(self, data_dir: Path | None) -> tuple[Federation, bool]:
         assert self.clients is not None
-        sources: dict[str, Source] = {}
-        parts, notes = [], []
+        groups: dict[Data, list[str]] = {}
         for entry in self.clients:
-            key = entry.data.model_dump_json()
-            source = sources.get(key) or sources.setdefault(key, entry.data.source(data_dir))
-            dealt = _deal(source, entry.data, IID(clients=1), derive(self.seed, entry.id))
-            parts.append(replace(dealt.clients[0], id=entry.id))
-            notes += [f"{entry.id}: {note}" for note in dealt.notes]
+            groups.setdefault(entry.data, []).append(entry.id)
+        sources: dict[tuple[Any, ...], Source] = {}
+        parts: dict[str, ClientData] = {}
+        notes: list[str] = []
+        for data, members in groups.items():
+            ids, key = sorted(members), (data.name, data.path, data.image_size)
+            at, who = f"clients.{ids[0]}.data", ", ".join(ids)
+            if key in sources:
+                notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")
+            source = sources.get(key) or sources.setdefault(key, data.source(data_dir, at))
+            # Clients that name the same data share it out: no sample is in two clients' hands.
+            dealt = _deal(source, data, IID(clients=len(ids)), derive(self.seed, *ids), at)
+            parts |= {name: replace(part, id=name) for name, part in zip(ids, dealt.clients, strict=False)}
+            notes += [f"{who}: {note}" for note in dealt.notes]
+        ordered = [parts[entry.id] for entry in self.clients]
         models = [entry.model for entry in self.clients]
-        federation = Federation.of_clients(parts, models, self.models.global_model, tuple(notes))
+        federation = Federation.of_clients(ordered, models, self.models.global_model, tuple(notes))
         return federation, any(source.test is not None for source in sources.values())
 
     def dump(self) -> str:
         """The full recipe as YAML, defaults filled in."""
         tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+        # What is done, then how long and how fast: as people write it.
+        order = sorted(tree, key=lambda field: field in Plan.model_fields)
+        return yaml.safe_dump({field: tree[field] for field in order}, sort_keys=False, allow_unicode=True)
 
 
-def _deal(source: Source, data: Data, partition: Partition, seed: int) -> Dealt:
-    dealt = split_and_deal(
-        source.train,
-        source.test,
-        partition,
-        data.split,
-        samples_per_client=data.samples_per_client,
-        test_samples=data.test_samples,
-        seed=seed,
-    )
+def _deal(source: Source, data: Data, partition: Partition, seed: int, at: str = "data") -> Dealt:
+    try:
+        dealt = split_and_deal(
+            source.train,
+            source.test,
+            partition,
+            data.split,
+            samples_per_client=data.samples_per_client,
+            test_samples=data.test_samples,
+            seed=seed,
+        )
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith("partition") else f"{at}.{error}") from None
     return replace(dealt, notes=[*dealt.notes, source.note]) if source.note else dealt
 
 
@@ -234,6 +280,13 @@ def _masked(train: Samples, path: Path | None, key: str) -> Samples:
             f"{len(train)} training samples"
         )
     return replace(train, opted_out=torch.from_numpy(mask))
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """Where a YAML file is wrong, and what is wrong there."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
 
 
 def _set(tree: dict[str, Any], override: str) -> None:

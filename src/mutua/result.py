@@ -22,6 +22,8 @@ from mutua.models import Architecture
 from mutua.participant import Job, Modules, Participant
 from mutua.store import State
 
+REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "seconds")
+
 
 @dataclass(frozen=True)
 class Predictor:
@@ -72,10 +74,18 @@ class ClientResult:
     @property
     def predictor(self) -> Predictor:
         """The model it serves with, ready for raw inputs."""
-        modules = Modules(torch.device("cpu"))
-        participant = Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
-        model = self.job.method.predictor(participant, self.brief).eval()
+        model = self.job.method.predictor(self._participant, self.brief).eval()
         return Predictor(model, self.client.train.take([]))
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """What it serves with, as a model's card says it."""
+        return self.job.method.made_of(self._participant)
+
+    @property
+    def _participant(self) -> Participant:
+        modules = Modules(torch.device("cpu"))
+        return Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
 
     def accuracy(self, model: str = "predictor") -> float | None:
         """Accuracy on its own test data after the last round."""
@@ -124,8 +134,13 @@ class Result:
         }
         return {metric: _mean(values) for metric, values in found.items()}
 
+    def report(self) -> dict[str, Any]:
+        """What `mutua run --json` prints: people script against these keys, so there are no others."""
+        summary = self.summary()
+        return {key: summary[key] for key in REPORTED}
+
     def summary(self) -> dict[str, Any]:
-        """What `mutua run --json` prints. Accuracies are after the last round, on test data."""
+        """The numbers of a run. Accuracies are after the last round, on test data."""
         plan = self.job.plan
         sizes = {c.id: len(c.client.test) for c in self.clients}
         return {

@@ -219,6 +219,12 @@ def images(folder: Path, image_size: int | None = None) -> Arrays:
     )
 
 
+def image_files(folder: Path) -> list[Path]:
+    """The images of a folder, with or without classes, in the order in which they are read."""
+    files, _ = _contents(folder)
+    return files or [path for held in _listing(folder).values() for paths in held.values() for path in paths]
+
+
 def plain_images(folder: Path, image_size: int | None = None) -> np.ndarray | None:
     """Images without labels, straight in a folder, by name; None where it holds none."""
     files, _ = _contents(folder)

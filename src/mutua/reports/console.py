@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mutua.history import History
 from mutua.result import Result
-from mutua.rounds import Event, Finished, Rejected, RoundEnded, RoundStarted, Started, Trained
+from mutua.rounds import Event, Finished, Rejected, RoundEnded, Started
 
-# Results go to stdout, everything about the way there to stderr.
-out = Console()
-err = Console(stderr=True)
+# Results go to stdout, everything about the way there to stderr; what users named stays as they wrote it.
+out = Console(markup=False, emoji=False, highlight=False)
+err = Console(markup=False, emoji=False, highlight=False, stderr=True)
+
+
+def say(text: str, to: Console | None = None) -> None:
+    """A line of text, broken only by the terminal."""
+    (to or out).print(text, soft_wrap=True)
+
+
+def table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
+    """An empty table: text to the left, which may be broken where it is narrow, and numbers to the right."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in left:
+        made.add_column(name, overflow="fold")
+    for name in right:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made
+
+
+def show(title: str, table: Table, *remarks: str) -> None:
+    """A table between its title and what is to be said of it."""
+    say(f"{title}\n")
+    out.print(table)
+    say("")
+    for remark in remarks:
+        say(remark)
 
 
 def percent(value: float | None) -> str:
@@ -32,13 +59,34 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
-class ProgressBar:
-    """A callback: a bar over rounds in a terminal, a line at each evaluation elsewhere."""
+@contextmanager
+def bars(wanted: bool = True) -> Iterator[Progress | None]:
+    """Bars for rounds on stderr; None where they are not wanted or nobody could see them move."""
+    if not (wanted and err.is_terminal):
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=err, expand=True) as progress:
+        yield progress
 
-    def __init__(self, label: str, progress: Progress | None) -> None:
-        self.label, self.progress = label, progress
-        self.task: TaskID | None = None
-        self.rounds, self.drawn, self.done = 0, 1, 0
+
+class ProgressBar:
+    """A callback: a bar over rounds in a terminal, a line at each evaluation elsewhere.
+
+    With keep=False the bar of a finished run becomes a line, so that many runs fit into a terminal.
+    """
+
+    def __init__(self, label: str, progress: Progress | None, keep: bool = True) -> None:
+        self.label, self.progress, self.keep = label, progress, keep
+        # Shown at once: a method may work for long before its first round.
+        self.task = TaskID(0) if progress is None else progress.add_task(label, total=None, note="starting")
+        self.rounds, self.note = 0, ""
 
     def __call__(self, event: Event) -> None:
         """Show what the event says."""
@@ -46,31 +94,25 @@ class ProgressBar:
             case Started():
                 self.rounds = event.job.plan.rounds
                 if self.progress is not None:
-                    self.task = self.progress.add_task(self.label, total=self.rounds, note="starting")
-            case RoundStarted():
-                self.drawn, self.done = len(event.clients), 0
-            case Trained():
-                self.done += 1
+                    self.progress.update(self.task, total=self.rounds)
             case Rejected():
-                err.print(
-                    f"[yellow]round {event.round}: reply of {event.client} refused: {event.reason}[/]",
-                    highlight=False,
-                )
+                say(f"round {event.round}: reply of {event.client} refused: {event.reason}", err)
             case RoundEnded():
                 self._show(event.round, event.history)
-            case Finished():
-                if self.progress is not None and self.task is not None:
-                    self.progress.update(self.task, completed=self.rounds)
+            case Finished() if self.progress is not None and not self.keep:
+                self.progress.remove_task(self.task)
+                say(f"{self.label}: {self.note}", err)
 
     def _show(self, round: int, history: History) -> None:
-        note = _standing(history)
-        if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, completed=round, note=note)
+        self.note = _standing(history)
+        if self.progress is not None:
+            self.progress.update(self.task, completed=round, note=self.note)
         elif history.rows and history.rows[-1].round == round and history.rows[-1].split != "train":
-            err.print(f"{self.label} round {round}/{self.rounds}  {note}", highlight=False)
+            say(f"{self.label}: round {round}/{self.rounds}, {self.note}", err)
 
 
 def _standing(history: History) -> str:
+    """The newest accuracies: of the global on the common test set, of the clients on their own."""
     shared = history.select(client="global", metric="accuracy")
     own = history.curve("predictor")
     parts = [f"global {percent(shared[-1].value)} %"] if shared else []
@@ -78,83 +120,70 @@ def _standing(history: History) -> str:
     return ", ".join(parts)
 
 
-def progress() -> Progress:
-    """Bars for rounds, on stderr."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=err,
-    )
+def show_notes(notes: Sequence[str]) -> None:
+    """What a reader should know about the data."""
+    for note in notes:
+        say(f"note: {note}", err)
+
+
+def what_left(result: Result) -> str:
+    """The kinds and names of all that left the clients."""
+    kinds = [label.split(": ") for label in result.ledger.kinds("up")]
+    return ", ".join(f"{kind} ({name})" for kind, name in kinds) or "nothing"
 
 
 def show_result(result: Result) -> None:
     """One run: a row a client."""
     summary = result.summary()
-    table = Table(title=f"{summary['method']}: accuracy (%) on each client's own test data, after the last round")
-    for column in ("client", "model", "samples", "serves with", "global", "left the client"):
-        table.add_column(column, justify="left" if column in ("client", "model") else "right")
+    clients, mean = table(["client", "model"], ["samples", "predictor", "global", "sent"]), summary["mean"]
     for client in summary["clients"]:
-        left = result.ledger.bytes("up", client["id"])
-        kinds = ", ".join(result.ledger.kinds("up", client["id"])) or "nothing"
-        table.add_row(
-            client["id"],
-            client["model"],
-            str(client["samples"]),
-            percent(client["accuracy"]["predictor"]),
-            percent(client["accuracy"]["global"]),
-            f"{size(left)} ({kinds})" if left else "nothing",
-        )
-    mean = summary["mean"]
-    table.add_section()
-    table.add_row(
-        "mean",
-        "",
-        "",
-        percent(mean["predictor"]["accuracy"]),
-        percent(mean["global"]["accuracy"]),
-        size(summary["bytes"]["up"]),
-    )
-    out.print(table)
+        scores = [percent(client["accuracy"][model]) for model in ("predictor", "global")]
+        sent = size(result.ledger.bytes("up", client["id"]))
+        clients.add_row(client["id"], client["model"], str(client["samples"]), *scores, sent)
+    clients.add_section()
+    for label, key, sent in (
+        ("mean", "accuracy", size(summary["bytes"]["up"])),
+        ("weighted", "accuracy_by_samples", ""),
+    ):
+        scores = [percent(mean[model][key]) for model in ("predictor", "global")]
+        clients.add_row(label, "", "", *scores, sent)
+    remarks = [
+        "predictor: the model that a client serves with; weighted: by test samples",
+        f"left the clients: {what_left(result)}",
+    ]
     if summary["global"]["accuracy"] is not None:
-        out.print(
-            f"global on the common test set: {percent(summary['global']['accuracy'])} %, "
-            f"loss {summary['global']['loss']:.3f}",
-            highlight=False,
-        )
+        remarks += [f"global on the common test set: {percent(summary['global']['accuracy'])} %, {_loss(summary)}"]
+    show(
+        f"{summary['method']}: accuracy (%) on each client's own test data after the last round", clients, *remarks
+    )
+
+
+def _loss(summary: dict[str, Any]) -> str:
+    loss = summary["global"]["loss"]
+    if loss is None or not math.isfinite(loss):
+        return "no finite loss: the model has diverged, a lower optimizer.lr may help"
+    return f"loss {loss:.3f}"
+
+
+MEASURES = {
+    "global": "the global on the common test set",
+    "predictor": "the clients' predictors on their own test data",
+    "acc": "their predictors on all clients' test data",
+}
 
 
 def show_comparison(summary: dict[str, Any], notes: Sequence[str] = ()) -> None:
-    """Several methods over seeds: a row a method."""
+    """Several methods over seeds: a row a method, and one for its difference to the first."""
     first = next(iter(summary))
-    names = {
-        "global": "global, common test",
-        "predictor": "predictors, own test",
-        "acc": "predictors, all domains",
-    }
-    shown = {
-        key: name
-        for key, name in names.items()
-        if any(_known(row["accuracy"].get(key)) for row in summary.values())
-    }
-    table = Table(title="accuracy (%) after the last round: mean ± standard deviation over seeds")
-    table.add_column("method")
-    for name in shown.values():
-        table.add_column(name, justify="right")
-        table.add_column(f"Δ to {first}", justify="right")
-    table.add_column("bytes up", justify="right")
+    measures = [key for key in MEASURES if any(_known(row["accuracy"].get(key)) for row in summary.values())]
+    methods = table(["method"], [*measures, "sent"])
     for label, row in summary.items():
-        cells = []
-        for key in shown:
-            cells.append(_spread(row["accuracy"][key]))
-            cells.append("" if label == first else _spread(row["difference"][key], sign=True))
-        table.add_row(label, *cells, size(row["bytes"]["up"]))
-    out.print(table)
-    for note in notes:
-        out.print(note, highlight=False)
+        methods.add_row(label, *(_spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"]))
+        if label != first:
+            differences = (_spread(row["difference"][key], sign=True) for key in measures)
+            methods.add_row(f"  minus {first}", *differences, "", style="dim")
+    explained = [f"{key}: {MEASURES[key]}" for key in measures]
+    show("accuracy (%) after the last round: mean ± standard deviation over seeds", methods, *explained, *notes)
 
 
 def _known(found: dict[str, Any] | None) -> bool:
@@ -164,4 +193,5 @@ def _known(found: dict[str, Any] | None) -> bool:
 def _spread(found: dict[str, Any], sign: bool = False) -> str:
     if found["mean"] is None:
         return "–"
-    return f"{100 * found['mean']:{'+' if sign else ''}.1f} ± {100 * found['std']:.1f}"
+    mean = f"{100 * found['mean']:{'+' if sign else ''}.1f}"
+    return mean if found["std"] is None else f"{mean} ± {100 * found['std']:.1f}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from mutua.federation import Federation
 from mutua.reports import console, figures
@@ -53,16 +52,26 @@ def counts_by_client(federation: Federation) -> LabelCounts:
 
 
 def show_counts(counts: LabelCounts, notes: Sequence[str]) -> None:
-    """The table; with more than 20 classes, how many classes instead of how many of each."""
-    table = Table(title="training samples by class")
-    wide = len(counts.classes) > 20
-    columns = ["client", *(["classes"] if wide else counts.classes), "train", "val", "test"]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "client" else "right")
+    """The table: a column a class, by name or, where names are too wide, by number; else only how many."""
+    columns = _columns(counts, console.out.width)
+    table = console.table(["client"], [*(columns or ["classes"]), "train", "val", "test"])
     for k, client in enumerate(counts.clients):
         row = counts.train[k]
-        cells = [str(int((row > 0).sum()))] if wide else [str(n) if n else "·" for n in row]
+        cells = [str(n) if n else "·" for n in row] if columns else [str(int((row > 0).sum()))]
         table.add_row(client, *cells, str(int(row.sum())), str(counts.val[k]), str(counts.test[k]))
-    console.out.print(table)
-    for note in notes:
-        console.out.print(f"note: {note}", highlight=False)
+    remarks = []
+    if columns and columns != counts.classes:
+        named = zip(columns, counts.classes, strict=True)
+        remarks = ["classes: " + ", ".join(f"{number} {name}" for number, name in named)]
+    console.show("training samples by class", table, *remarks)
+    console.show_notes(notes)
+
+
+def _columns(counts: LabelCounts, width: int) -> list[str]:
+    """Headings of the class columns that fit; none where even numbers do not."""
+    gap, digits = 2, max(len(str(counts.train.max())), 1)
+    rest = max(map(len, [*counts.clients, "client"])) + 3 * (6 + gap)
+    for headings in (counts.classes, [str(i) for i in range(len(counts.classes))]):
+        if rest + sum(max(len(heading), digits) + gap for heading in headings) <= width:
+            return headings
+    return []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from mutua.data import sources
 from mutua.data.partitions import IID
-from mutua.data.sources import Source
+from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
 from mutua.learning.evaluation import measure
-from mutua.message import Message, Tensors, weights
+from mutua.message import Message, weights
 from mutua.methods import Independent
 from mutua.methods.base import How
 from mutua.models import Architecture
 from mutua.participant import EarlyStopping, Job, Modules, Participant
 from mutua.plan import Plan
-from mutua.runs.folder import RunFolder, SavedModel, model_card, write_model
+from mutua.runs.folder import Card, RunFolder, SavedModel, filling, to_json, write_model
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Joined:
 
 def join(
     run: RunFolder,
-    source: Source,
+    data: Path,
     *,
     how: How,
     model: Any = None,
@@ -56,39 +58,62 @@ def join(
     out: Path | None = None,
 ) -> Joined:
     """Let a newcomer use, fine-tune or mutually adapt a run's global on its own data; the run stays as it is."""
-    shared = run.shared()
+    shared, method = run.shared(), run.method
+    if name in run.clients():
+        raise InputError(f"--name: '{name}' is in {run.path} already; give the newcomer a name of its own")
     architecture = shared.architecture
-    client = _client(name, source, shared, model, seed)
+    client = _client(name, data, shared, model, seed)
     Federation((client,), architecture).check(needs_global=True)
-    method, plan = run.method, run.plan.model_copy(update={"seed": seed})
+    plan = run.plan.model_copy(update={"seed": seed})
     brief = Message(**{"global": weights(shared.weights)})
     modules = Modules(torch.device("cpu"))
-    round = plan.rounds + 1
+    newcomer = Participant(Job(method, plan, architecture), client, {}, plan.rounds + 1, modules)
 
-    newcomer = Participant(Job(method, plan, architecture), client, {}, round, modules)
-    accuracy = {"global": _accuracy(newcomer.fork(brief), client)} if architecture.share == "all" else {}
-    method.personalise(newcomer, brief, how)
-    predictor = method.predictor(newcomer, brief)
-    kept = {key: value.detach().clone() for key, value in predictor.state_dict().items()}
-    accuracy["predictor"] = _accuracy(predictor, client)
-    accuracy["alone"] = _accuracy(_alone(plan, client, modules), client)
+    with filling(out or run.path / "newcomers" / name) as folder, _one_thread():
+        accuracy = {"global": _accuracy(newcomer.fork(brief), client)} if architecture.share == "all" else {}
+        method.personalise(newcomer, brief, how)
+        predictor = method.predictor(newcomer, brief)
+        kept = {key: value.detach().clone() for key, value in predictor.state_dict().items()}
+        accuracy["predictor"] = _accuracy(predictor, client)
+        accuracy["alone"] = _accuracy(_alone(plan, client, modules), client)
 
-    folder = out or run.path / "newcomers" / name
-    _save(folder, client, kept, own="personal" in newcomer.state, architecture=architecture)
-    joined = Joined(client, how, accuracy, folder)
-    (folder / "join.json").write_text(json.dumps(joined.summary(), indent=2) + "\n")
+        made_of, scored = method.made_of(newcomer), {"client": name, "accuracy": accuracy["predictor"]}
+        card = Card.of(made_of, client.train, weights="predictor.safetensors", **scored)
+        write_model(folder, {"predictor": kept}, card)
+        joined = Joined(client, how, accuracy, folder)
+        (folder / "join.json").write_text(to_json(joined.summary()) + "\n", encoding="utf-8")
     return joined
 
 
-def _client(name: str, source: Source, shared: SavedModel, model: Any, seed: int) -> Client:
+def _client(name: str, data: Path, shared: SavedModel, model: Any, seed: int) -> Client:
     architecture, template = shared.architecture, shared.template
-    train = replace(source.train, preprocess=template.preprocess)
-    shared.expects(train)
-    test = source.test and replace(source.test, preprocess=template.preprocess)
+    train, test = _samples(data, shared)
     dealt = split_and_deal(train, test, IID(clients=1), Split(), seed=seed).clients[0]
     own = Architecture.of(model) if model is not None else architecture.model_copy(update={"share": "all"})
     client = Client(name, dealt.train, dealt.val, dealt.test, own)
-    return client.relabelled(template.classes) if architecture.share == "all" else client
+    if architecture.share != "all":
+        return client
+    try:
+        return client.relabelled(template.classes)
+    except InputError as error:
+        raise InputError(
+            f"--data: {error}; name the classes as the run does, or join a run that shares a body only"
+        ) from None
+
+
+def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
+    """The newcomer's training and, where the file has them, test samples, preprocessed as the run's were."""
+    try:
+        source = sources.load(
+            "folder" if data.is_dir() else "arrays",
+            path=data,
+            image_size=shared.image_size if data.is_dir() else None,
+        )
+    except InputError as error:
+        raise InputError(f"--data: {error}") from None
+    train = replace(source.train, preprocess=shared.card.preprocess)
+    shared.expects(train)
+    return train, source.test and replace(source.test, preprocess=shared.card.preprocess)
 
 
 def _alone(plan: Plan, client: Client, modules: Modules) -> nn.Module:
@@ -105,13 +130,12 @@ def _accuracy(model: nn.Module, client: Client) -> float | None:
     return measure(model, client.test, client.task)["accuracy"]
 
 
-def _save(folder: Path, client: Client, kept: Tensors, *, own: bool, architecture: Architecture) -> None:
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a run: small models gain nothing from more threads, and the bytes do not depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        write_model(
-            folder,
-            {"predictor": kept},
-            model_card(client.model if own else architecture, client.train)
-            | {"client": client.id, "weights": "predictor.safetensors"},
-        )
-    except OSError as error:
-        raise InputError(f"--out: cannot write to {folder}: {error.strerror}") from None
+        yield
+    finally:
+        torch.set_num_threads(threads)

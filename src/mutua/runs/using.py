@@ -1,8 +1,9 @@
-"""Using a result: predictions of a saved model."""
+"""Using a result: predictions of a saved model, and the model itself for use elsewhere."""
 
 from __future__ import annotations
 
 import csv
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,13 +14,14 @@ from torch import Tensor
 from mutua.data import formats, sources
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.runs.folder import SavedModel
+from mutua.runs.folder import SavedModel, filling, to_json
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Labels by name and probabilities by class; accuracy where the data had labels."""
+    """Labels by name and probabilities by class; accuracy where the data has labels that the model knows."""
 
+    samples: list[str]
     classes: tuple[str, ...]
     probabilities: Tensor
     labels: list[str]
@@ -29,49 +31,63 @@ class Predictions:
         """What `mutua predict --json` prints."""
         return {
             "classes": list(self.classes),
+            "samples": self.samples,
             "labels": self.labels,
             "probabilities": [[round(p, 6) for p in row] for row in self.probabilities.tolist()],
             "accuracy": self.accuracy,
         }
 
+    def write(self, file: TextIO) -> None:
+        """CSV: sample, label, and a column a class."""
+        writer = csv.writer(file)
+        writer.writerow(["sample", "label", *self.classes])
+        for name, label, row in zip(self.samples, self.labels, self.probabilities.tolist(), strict=True):
+            writer.writerow([name, label, *(f"{p:.6f}" for p in row)])
 
-def predict(model: SavedModel, path: Path, image_size: int | None = None) -> Predictions:
-    """What the model says of the samples in an .npz file or a folder of images."""
-    samples, truth = _read(path, image_size)
-    predictor, template = model.predictor(), model.template
+
+def predict(model: SavedModel, path: Path) -> Predictions:
+    """What the model says of the samples in an .npz file or a folder of images (resized to its input)."""
+    predictor = model.predictor()
+    try:
+        samples, truth, names = _read(path, model.image_size)
+    except InputError as error:
+        raise InputError(f"--data: {error}") from None
     model.expects(samples)
     found = predictor(samples.x)
-    labels = [template.classes[i] for i in found.argmax(1).tolist()]
-    right = None if truth is None else sum(a == b for a, b in zip(labels, truth, strict=True)) / len(labels)
-    return Predictions(template.classes, found, labels, right)
+    labels = [predictor.classes[i] for i in found.argmax(1).tolist()]
+    right = None
+    if truth is not None and set(truth) & set(predictor.classes):
+        right = sum(a == b for a, b in zip(labels, truth, strict=True)) / len(labels)
+    return Predictions(names, predictor.classes, found, labels, right)
 
 
-def _read(path: Path, image_size: int | None) -> tuple[Samples, list[str] | None]:
-    """Samples, and the names of their labels where they have any."""
-    if path.is_dir() and (plain := formats.plain_images(path, image_size)) is not None:
-        return Samples.of(plain, np.zeros(len(plain)), name=str(path)), None
+def _read(path: Path, image_size: int | None) -> tuple[Samples, list[str] | None, list[str]]:
+    """Samples, the names of their labels where they have any, and their own names: files' or numbers."""
     if path.is_dir():
+        names = [str(file.relative_to(path)) for file in formats.image_files(path)]
+        if (plain := formats.plain_images(path, image_size)) is not None:
+            return Samples.of(plain, np.zeros(len(plain)), name=str(path)), None, names
         samples = sources.load("folder", path=path, image_size=image_size).train
     else:
         held = formats.npz_file(path)
         key = next((key for key in ("x", "x_test") if key in held), None)
         if key is None:
-            raise InputError(f"--data: {path} has no array 'x' (it has {', '.join(held) or 'none'})")
+            raise InputError(f"{path} has no array 'x' or 'x_test' (it has {', '.join(held) or 'none'})")
+        names = [str(i) for i in range(len(np.atleast_1d(held[key])))]
         labels = held.get(key.replace("x", "y", 1))
         if labels is None:
-            return Samples.of(held[key], np.zeros(len(held[key])), name=str(path)), None
-        samples = Samples.of(
-            held[key],
-            labels,
-            classes=None if (names := held.get("classes")) is None else names.tolist(),
-            name=str(path),
-        )
-    return samples, [samples.classes[i] for i in samples.y.tolist()]
+            return Samples.of(held[key], np.zeros(len(names)), name=str(path)), None, names
+        classes = None if (found := held.get("classes")) is None else found.tolist()
+        samples = Samples.of(held[key], labels, classes=classes, name=str(path))
+    return samples, [samples.classes[i] for i in samples.y.tolist()], names
 
 
-def write_predictions(predictions: Predictions, file: TextIO) -> None:
-    """CSV: sample, label, and a column a class."""
-    writer = csv.writer(file)
-    writer.writerow(["sample", "label", *predictions.classes])
-    for i, (label, row) in enumerate(zip(predictions.labels, predictions.probabilities.tolist(), strict=True)):
-        writer.writerow([i, label, *(f"{p:.6f}" for p in row)])
+def export(model: SavedModel, out: Path) -> tuple[Path, Path]:
+    """Copy weights and card to a new folder: safetensors and JSON, readable without mutua."""
+    _ = model.weights  # refuses a damaged file
+    with filling(out) as folder:
+        weights, card = folder / "model.safetensors", folder / "card.json"
+        shutil.copyfile(model.path / model.card.weights, weights)
+        described = model.card.model_copy(update={"weights": weights.name})
+        card.write_text(to_json(described.model_dump(mode="json")) + "\n", encoding="utf-8")
+    return weights, card

@@ -1,0 +1,28 @@
+"""A recipe carried out: the run, and everything it leaves in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mutua.federation import Federation
+from mutua.recipe import Recipe
+from mutua.result import Result
+from mutua.rounds import Callback
+from mutua.runner import run
+from mutua.runs.folder import RunFolder
+
+
+def execute(
+    recipe: Recipe,
+    federation: Federation,
+    folder: RunFolder,
+    *,
+    engine: str = "local",
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it."""
+    with folder.keeping():
+        folder.write_recipe(recipe)
+        result = run(recipe.method, federation, plan=recipe.plan(), engine=engine, callbacks=[folder, *callbacks])
+        folder.write(result)
+    return result
