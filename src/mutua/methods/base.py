@@ -58,6 +58,11 @@ class Method(Spec, ABC):
     name: ClassVar[str]
     needs_global: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
+    own_models: ClassVar[bool] = False
+    """Whether clients may have models of different designs."""
+    different_data: ClassVar[bool] = False
+    """Whether it is made for clients whose data differ."""
+    server_does: ClassVar[str] = "nothing"
     honours_opt_out: ClassVar[bool] = False
     """Whether samples that are opted out of the federation cannot change what leaves a client."""
 
@@ -144,6 +149,7 @@ class Hub(Method):
     """A method whose clients fork a global model and send their trained memes to be merged."""
 
     needs_global: ClassVar[bool] = True
+    server_does: ClassVar[str] = "merges weights"
 
     @property
     def shares(self) -> Shares:

@@ -31,6 +31,9 @@ class FedH2L(Method):
     """Peer-to-peer mutual learning on a public set, with conflicting gradients projected away."""
 
     name: ClassVar[str] = "fedh2l"
+    own_models: ClassVar[bool] = True
+    different_data: ClassVar[bool] = True
+    server_does: ClassVar[str] = "relays"
     needs_public: ClassVar[bool] = True
     kl: bool = True
     projection: Literal["paper", "none", "pcgrad"] = "paper"

@@ -31,6 +31,8 @@ class FedMD(Method):
     """Models of any design learn to match the mean of all clients' scores on a public set."""
 
     name: ClassVar[str] = "fedmd"
+    own_models: ClassVar[bool] = True
+    server_does: ClassVar[str] = "averages scores"
     needs_public: ClassVar[bool] = True
     digest: Literal["kl", "l1", "mse"] = "kl"
     digest_epochs: int = Field(1, ge=1)

@@ -25,6 +25,8 @@ Share = Annotated[Schedule, within(0, 1)]
 class Mutual(Hub):
     """What mutual learning is but for its losses: a personal model that stays, and a meme that is merged."""
 
+    own_models: ClassVar[bool] = True
+    different_data: ClassVar[bool] = True
     temperature: Annotated[Schedule, within(1e-3, 1e3)] = 1.0
     init: Literal["own", "global"] = "own"
 

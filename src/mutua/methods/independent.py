@@ -21,6 +21,7 @@ class Independent(Method):
     """Each client trains its personal model alone. Nothing leaves."""
 
     name: ClassVar[str] = "independent"
+    own_models: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     patience: int | None = Field(None, ge=1)
     """With it a client trains once, until validation says stop, instead of rounds × epochs."""
@@ -61,6 +62,7 @@ class Centralised(Independent):
     """All data pooled in one place, as no federation allows: the ceiling to compare with."""
 
     name: ClassVar[str] = "centralised"
+    own_models: ClassVar[bool] = False
     honours_opt_out: ClassVar[bool] = False
 
     def arrange(self, federation: Federation) -> Federation:

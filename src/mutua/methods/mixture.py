@@ -50,6 +50,8 @@ class MixtureOfExperts(FedAvg):
     """FedAvg on opted-in data; then, alone, a local expert and a gate between the two, on all data."""
 
     name: ClassVar[str] = "mixture"
+    own_models: ClassVar[bool] = True
+    different_data: ClassVar[bool] = True
     gate: Architecture | None = None
     mix: Literal["probabilities", "log-probabilities"] = "probabilities"
     freeze_experts: bool = False
