@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mutua.recipe import Recipe
     from mutua.result import Result
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"max_content_width": 100})
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
@@ -261,7 +261,8 @@ def export(
 
 @app.command()
 def methods() -> None:
-    """List the methods and what leaves a client with each."""
+    """List the methods, what leaves a client with each, and what each can do."""
+    from mutua.message import Kind
     from mutua.methods import base
     from mutua.reports import console
 
@@ -272,6 +273,16 @@ def methods() -> None:
         about = (type(method).__doc__ or "").splitlines()[0]
         table.add_row(name, about, ", ".join(type(method).model_fields) or "none", shares)
     console.show("methods", table, "your own: package.module:Class, a subclass of mutua.Method")
+    facts = console.table(
+        ["name", "different models", "different data", "the server", "weights sent", "sent a round"]
+    )
+    for name in base.names():
+        method = base.of({"name": name})
+        sent = [base.BANDWIDTH[kind] for kind in method.shares if kind in base.BANDWIDTH] or ["nothing"]
+        weights = "yes" if Kind.WEIGHTS in method.shares else "no"
+        yes = ["yes" if fact else "no" for fact in (method.own_models, method.different_data)]
+        facts.add_row(name, *yes, method.server_does, weights, ", ".join(sent))
+    console.show("what they can do and what they cost", facts)
 
 
 @app.command()

@@ -29,6 +29,13 @@ from mutua.spec import Spec
 from mutua.store import State
 from mutua.topology import Topology
 
+BANDWIDTH = {
+    Kind.WEIGHTS: "a model",
+    Kind.PROBABILITIES: "classes × a batch",
+    Kind.SCORES: "classes × a public subset",
+}
+"""What a round's reply grows with, by kind; a lone number is next to nothing."""
+
 How = Literal["global", "finetune", "mutual"]
 
 
