@@ -41,9 +41,9 @@ def demo(out: Path) -> dict[str, Result]:
     recipe = Recipe.of(RECIPE)
     federation = recipe.federation()
     console.say(
-        "Five clients each hold four of the ten digits (real MNIST images, which come with\n"
-        "mutua) and a model of their own design. They learn in three ways, from the same\n"
-        "data and seed:"
+        "Five clients each hold four of the ten digits (real MNIST images, which come\n"
+        "with mutua) and a model of their own design. They learn in three ways, from the\n"
+        "same data and seed:"
     )
     results: dict[str, Result] = {}
     with console.bars() as bars:

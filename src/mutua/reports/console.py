@@ -66,9 +66,9 @@ def bars(wanted: bool = True) -> Iterator[Progress | None]:
         yield None
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
-        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[at]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[note]}"),
     )
@@ -85,7 +85,7 @@ class ProgressBar:
     def __init__(self, label: str, progress: Progress | None, keep: bool = True) -> None:
         self.label, self.progress, self.keep = label, progress, keep
         # Shown at once: a method may work for long before its first round.
-        self.task = TaskID(0) if progress is None else progress.add_task(label, total=None, note="starting")
+        self.task = TaskID(0) if progress is None else progress.add_task(label, total=None, at="", note="starting")
         self.rounds, self.note = 0, ""
 
     def __call__(self, event: Event) -> None:
@@ -106,7 +106,8 @@ class ProgressBar:
     def _show(self, round: int, history: History) -> None:
         self.note = _standing(history)
         if self.progress is not None:
-            self.progress.update(self.task, completed=round, note=self.note)
+            at = f"round {round}/{self.rounds}"
+            self.progress.update(self.task, completed=round, at=at, note=self.note)
         elif history.rows and history.rows[-1].round == round and history.rows[-1].split != "train":
             say(f"{self.label}: round {round}/{self.rounds}, {self.note}", err)
 
