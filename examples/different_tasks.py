@@ -6,7 +6,6 @@ One knows the digits zero to four, the other five to nine, under names that the 
 from dataclasses import replace
 
 import mutua
-from mutua.data.sources import load
 
 TASKS = {
     "low": ("zero", "one", "two", "three", "four"),
@@ -16,7 +15,7 @@ TASKS = {
 
 def client(name: str, first_digit: int, train: int, held: int = 300) -> mutua.Client:
     """Its five digits as a task of five classes. The set runs through the digits in turn, so slices are fair."""
-    digits = load("mnist5k").train
+    digits = mutua.load("mnist5k").train
     mine = (digits.y >= first_digit) & (digits.y < first_digit + 5)
     samples = digits.take(mine.nonzero()[:, 0])
     samples = replace(samples, y=samples.y - first_digit, classes=TASKS[name])

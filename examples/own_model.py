@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 import mutua
-from mutua.data.sources import load
 
 
 class Patches(nn.Module):
@@ -26,7 +25,7 @@ class Patches(nn.Module):
 
 def main(rounds: int = 10, samples_per_client: int = 200) -> mutua.Result:
     federation = mutua.Federation.from_samples(
-        load("mnist5k").train,
+        mutua.load("mnist5k").train,
         partition=mutua.partitions.Dirichlet(clients=3, alpha=0.5),
         models=[Patches, "lenet5", "mlp"],  # a class is built for each client, under the client's own seed
         global_model="lenet5",

@@ -1,7 +1,6 @@
 """Three ways to learn from the same five clients: alone, one model for all (FedAvg), mutual learning (FML)."""
 
 import mutua
-from mutua.data.sources import load
 from mutua.methods import FML, FedAvg, Independent, Method
 
 METHODS: dict[str, Method] = {"alone": Independent(), "FedAvg's global": FedAvg(), "FML personal": FML()}
@@ -9,7 +8,7 @@ METHODS: dict[str, Method] = {"alone": Independent(), "FedAvg's global": FedAvg(
 
 def main(rounds: int = 10, samples_per_client: int = 200) -> dict[str, mutua.Result]:
     federation = mutua.Federation.from_samples(
-        load("mnist5k").train,
+        mutua.load("mnist5k").train,
         partition=mutua.partitions.Shards(clients=5, shards_per_client=4),
         models=["mlp", "lenet5", "cnn1", "mlp", "lenet5"],
         global_model="lenet5",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mutua.data import partitions as partitions
     from mutua.data.samples import Preprocess as Preprocess
     from mutua.data.samples import Samples as Samples
+    from mutua.data.sources import load as load
     from mutua.data.splits import Split as Split
     from mutua.errors import InputError as InputError
     from mutua.errors import MutuaError as MutuaError
@@ -38,6 +39,7 @@ _HOMES = {
     "partitions": "mutua.data.partitions",
     "Preprocess": "mutua.data.samples",
     "Samples": "mutua.data.samples",
+    "load": "mutua.data.sources",
     "Split": "mutua.data.splits",
     "InputError": "mutua.errors",
     "MutuaError": "mutua.errors",
