@@ -182,6 +182,8 @@ class Federation:
         test_samples: int | None = None,
     ) -> Federation:
         """A federation of `Samples` (of arrays, of a torch Dataset, of a named source)."""
+        if isinstance(partition, type) or not hasattr(partition, "deal"):
+            raise InputError(f"partition: {partition!r}; give an object, such as mutua.partitions.IID(clients=5)")
         dealt = split_and_deal(
             train,
             test,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples
+from mutua.errors import InputError
 from mutua.federation import Client, Federation
 from mutua.history import History
 from mutua.learning import metrics
@@ -44,6 +45,7 @@ class Predictor:
         given = Samples.of(
             x, torch.zeros(len(x)), classes=template.classes, preprocess=template.preprocess, name="x"
         )
+        expect(template, given, "x")
         return probabilities(self.model, given, Task(template.classes))
 
     def labels(self, x: Any) -> list[str]:
@@ -166,6 +168,17 @@ class Result:
             "bytes": {"up": self.ledger.bytes("up"), "down": self.ledger.bytes("down")},
             "seconds": round(self.seconds, 3),
         }
+
+
+def expect(template: Samples, given: Samples, name: str) -> None:
+    """Refuse inputs of another shape or type than a model was trained on."""
+    if (given.x.shape[1:], given.x.dtype) != (template.x.shape[1:], template.x.dtype):
+        raise InputError(f"{name}: samples are {_kind(given.x)}; the model takes {_kind(template.x)}")
+
+
+def _kind(x: Tensor) -> str:
+    """The shape and type of a sample in words."""
+    return f"{tuple(x.shape[1:])} {'bytes (0 to 255)' if x.dtype == torch.uint8 else 'floating numbers'}"
 
 
 def _mean(values: list[float | None], weights: list[int] | None = None) -> float | None:

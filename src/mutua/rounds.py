@@ -165,6 +165,7 @@ class Rounds:
             self.ledger.record(round, client, "down", brief)
         replies = self.engine.train(round, briefs)
         accepted: dict[str, Message] = {}
+        refusals: list[str] = []
         for client in drawn:
             reply = replies[client]
             for term, mean in reply.terms.items():
@@ -179,11 +180,12 @@ class Rounds:
                 accepted[client] = reply.message
             except Refused as refused:
                 self._emit(Rejected(round, client, str(refused)))
+                refusals.append(f"{client}: {refused}")
         sent = [client for client in drawn if replies[client].message is not None]
         if sent and len(accepted) < plan.min_replies:
             raise RunError(
                 f"round {round}: {len(accepted)} of {len(sent)} replies could be merged, "
-                f"min_replies is {plan.min_replies}"
+                f"min_replies is {plan.min_replies}; refused: {'; '.join(refusals[:1]) or 'none'}"
             )
         if accepted:
             method.merge(self.server, accepted)

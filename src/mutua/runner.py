@@ -34,6 +34,11 @@ def run(
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`.
     """
+    if not isinstance(method, Method):
+        raise InputError(f"method: {method!r}; give an object, such as mutua.methods.FML(alpha=0.5)")
+    if not isinstance(federation, Federation):
+        given = type(federation).__name__
+        raise InputError(f"federation: a {given}; give a Federation, such as mutua.Federation.from_arrays makes")
     if plan is None:
         try:
             plan = Plan(**settings)

@@ -283,12 +283,6 @@ class SavedModel:
         _, *sides = self.card.input
         return sides[0] if len(sides) == 2 and sides[0] == sides[1] else None
 
-    def expects(self, samples: Samples) -> None:
-        """Refuse inputs of another shape or type than the model was trained on."""
-        found, wanted = samples.x, self.template.x
-        if (found.shape[1:], found.dtype) != (wanted.shape[1:], wanted.dtype):
-            raise InputError(f"--data: samples are {_kind(found)}; the model takes {_kind(wanted)}")
-
     def predictor(self) -> Predictor:
         """The model, ready for raw inputs."""
         template, weights = self.template, self.weights
@@ -378,11 +372,6 @@ def _finite(value: Any) -> Any:
 
 def _equal(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def _kind(x: torch.Tensor) -> str:
-    """The shape and type of a sample in words."""
-    return f"{tuple(x.shape[1:])} {'bytes (0 to 255)' if x.dtype == torch.uint8 else 'floating numbers'}"
 
 
 def _reason(error: Exception) -> str:

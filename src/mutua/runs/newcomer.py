@@ -24,6 +24,7 @@ from mutua.methods.base import How
 from mutua.models import Architecture
 from mutua.participant import EarlyStopping, Job, Modules, Participant
 from mutua.plan import Plan
+from mutua.result import expect
 from mutua.runs.folder import Card, RunFolder, SavedModel, filling, to_json, write_model
 
 
@@ -112,7 +113,7 @@ def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
     except InputError as error:
         raise InputError(f"--data: {error}") from None
     train = replace(source.train, preprocess=shared.card.preprocess)
-    shared.expects(train)
+    expect(shared.template, train, "--data")
     return train, source.test and replace(source.test, preprocess=shared.card.preprocess)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from mutua.data import formats, sources
 from mutua.data.samples import Samples
 from mutua.errors import InputError
+from mutua.result import expect
 from mutua.runs.folder import SavedModel, filling, to_json
 
 
@@ -52,7 +53,7 @@ def predict(model: SavedModel, path: Path) -> Predictions:
         samples, truth, names = _read(path, model.image_size)
     except InputError as error:
         raise InputError(f"--data: {error}") from None
-    model.expects(samples)
+    expect(model.template, samples, "--data")
     found = predictor(samples.x)
     labels = [predictor.classes[i] for i in found.argmax(1).tolist()]
     right = None
