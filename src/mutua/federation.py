@@ -44,6 +44,8 @@ class Client:
             raise InputError(
                 f"client id '{self.id}': use letters, digits, '.', '_', '+', '-', at most 64, not '.' first"
             )
+        if self.id == "global":
+            raise InputError("client id 'global': in a history that is the shared model; give the client another")
         if len(self.train) == 0:
             raise InputError(f"client {self.id}: no training samples; it needs at least one")
         for split, samples in (("val", self.val), ("test", self.test)):
@@ -213,7 +215,7 @@ class Federation:
         shared = None if global_model is None else Architecture.of(global_model)
         own = _one_each(models if models is not None else global_model, [c.id for c in clients])
         members = tuple(
-            Client(data.id, data.train, data.val, data.test, model, data.domain)
+            Client(data.id, data.train, data.val, data.test, model, data.domain, _opt_in(data.train))
             for data, model in zip(clients, own, strict=True)
         )
         made = cls(members, shared, test, notes)
@@ -316,6 +318,11 @@ def _tried(client: Client, role: str, architecture: Architecture) -> torch.nn.Mo
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _opt_in(train: Samples) -> Tensor | None:
+    """Which samples are in, where the data itself says so."""
+    return None if train.opted_out is None else ~train.opted_out
 
 
 def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:

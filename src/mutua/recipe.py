@@ -273,6 +273,10 @@ def _masked(train: Samples, path: Path | None, key: str) -> Samples:
     held = formats.npz_file(path)
     if key not in held:
         raise InputError(f"opt_out.mask: {path} has no array '{key}' (it has {', '.join(held)})")
+    if "classes" not in held:
+        raise InputError(
+            f"opt_out.mask: {path} has no array 'classes'; name the classes, or opted-out labels would make them"
+        )
     mask = held[key]
     if mask.shape != (len(train),) or mask.dtype != np.bool_:
         raise InputError(

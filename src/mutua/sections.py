@@ -101,11 +101,10 @@ class OptOut(Spec):
         clients = [self._censored(replace(c, opt_in=self._opt_in(c, seed, out))) for c in federation.clients]
         return replace(federation, clients=tuple(clients))
 
-    def _opt_in(self, client: Client, seed: int, out: set[str]) -> Tensor:
+    def _opt_in(self, client: Client, seed: int, out: set[str]) -> Tensor | None:
         n = len(client.train)
         if self.mask is not None:
-            assert client.train.opted_out is not None, "the recipe reads the mask with the data"
-            return ~client.train.opted_out
+            return client.opt_in  # the recipe reads the mask with the data
         if self.fraction is not None:
             return torch.full((n,), client.id not in out)
         order = torch.from_numpy(numpy_stream(seed, "opt_out", client.id).permutation(n))

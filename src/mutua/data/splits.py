@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -95,8 +95,17 @@ def split_and_deal(
     test_samples: int | None = None,
     seed: int,
 ) -> Dealt:
-    """Draw, split, then deal: train by the partition, val and test by each client's own training mix."""
+    """Draw, split, then deal: train by the partition, val and test by each client's own training mix.
+
+    Samples that are opted out follow afterwards, to whom the mix of the others sends them: they change nothing
+    about the others, nor the common test set.
+    """
     given = test is not None
+    secret: Samples | None = None
+    if train.opted_out is not None:
+        secret, train = (train.take(mask.nonzero()[:, 0]) for mask in (train.opted_out, ~train.opted_out))
+        if not len(train):
+            raise InputError("opt_out: every sample is opted out; at least one must be in")
     if test is not None:
         test = test.relabelled(train.classes)
         if isinstance(partition, Domains) and test.domains != train.domains:
@@ -112,12 +121,7 @@ def split_and_deal(
     val_fraction = split.val if split.val_from == "train" else 0.0
     test_fraction = 0.0 if given else split.test
     fractions = [1 - val_fraction - test_fraction, val_fraction, test_fraction]
-    y = _labels(train)
-    split_pools = [
-        [pool[part] for part in stratified(y[pool], fractions, numpy_stream(seed, "split", name))]
-        for name, pool in pools.items()
-    ]
-    fit, val, held = (train.take(np.sort(np.concatenate(parts))) for parts in zip(*split_pools, strict=True))
+    fit, val, held = _split(train, pools, fractions, seed)
     test = held if test is None else test
     if not len(fit):
         raise InputError(
@@ -147,7 +151,21 @@ def split_and_deal(
     else:
         common = test if given else test.take(np.sort(np.concatenate(test_parts)))
     undealt = {"val": _undealt(val, val_parts), "test": _undealt(test, test_parts)}
-    return Dealt(clients, common, _notes(deal, split, clients, undealt))
+    notes = _notes(deal, split, clients, undealt)
+    if secret is not None:
+        share = sum(map(len, pools.values())) / len(train)
+        pools = {f"{name} opted out": pool for name, pool in _pools(secret, partition).items()}
+        y = _labels(secret)
+        for name, pool in pools.items():
+            pools[name] = pool[draw(y[pool], round(share * len(pool)), numpy_stream(seed, "draw", name))]
+        for part, samples in zip(("train", "val", "test"), _split(secret, pools, fractions, seed), strict=True):
+            own = _follow(partition, deal, fit, samples, numpy_stream(seed, "partition", "opted out", part))
+            for k, client in enumerate(clients):
+                more: Any = {part: _union([getattr(client, part), _seen(samples.take(own[k]), deal, k)])}
+                clients[k] = replace(client, **more)
+            if number := _undealt(samples, own):
+                notes.append(f"{number} opted-out {part} samples dealt to nobody: no client has their classes")
+    return Dealt(clients, common, notes)
 
 
 def _labels(samples: Samples) -> np.ndarray:
@@ -160,6 +178,18 @@ def _pools(samples: Samples, partition: Partition) -> dict[str, np.ndarray]:
         domain = samples.domain.numpy()
         return {name: np.flatnonzero(domain == d) for d, name in enumerate(samples.domains)}
     return {"": np.arange(len(samples))}
+
+
+def _split(
+    samples: Samples, pools: dict[str, np.ndarray], fractions: Sequence[float], seed: int
+) -> tuple[Samples, ...]:
+    """The samples of all pools, in one set a fraction: each pool is split on its own."""
+    y = _labels(samples)
+    parts = [
+        [pool[part] for part in stratified(y[pool], fractions, numpy_stream(seed, "split", name))]
+        for name, pool in pools.items()
+    ]
+    return tuple(samples.take(np.sort(np.concatenate(part))) for part in zip(*parts, strict=True))
 
 
 def _drawn(
@@ -221,9 +251,17 @@ def _seen(samples: Samples, deal: Deal, k: int) -> Samples:
 
 
 def _union(several: list[Samples]) -> Samples:
+    """All samples, with the domains and opt-out marks that they have."""
     x, y = torch.cat([s.x for s in several]), torch.cat([s.y for s in several])
-    domain = torch.cat([s.domain for s in several if s.domain is not None])
-    return replace(several[0], x=x, y=y, domain=domain)
+    domain = [s.domain for s in several if s.domain is not None]
+    opted_out = [s.opted_out for s in several if s.opted_out is not None]
+    return replace(
+        several[0],
+        x=x,
+        y=y,
+        domain=torch.cat(domain) if domain else None,
+        opted_out=torch.cat(opted_out) if opted_out else None,
+    )
 
 
 def _undealt(pool: Samples, parts: list[np.ndarray]) -> int:
