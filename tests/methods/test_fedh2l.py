@@ -78,8 +78,8 @@ def peers(federate: Federate) -> Callable[..., Federation]:
         given = {} if models is None else {"models": models}
         federation = federate(sizes, global_model=None, **given)
         shown = [
-            replace(client, **{part: turned(getattr(client, part), k % 2) for part in ("train", "val", "test")})
-            for k, client in enumerate(federation.clients)
+            replace(c, train=turned(c.train, k % 2), val=turned(c.val, k % 2), test=turned(c.test, k % 2))
+            for k, c in enumerate(federation.clients)
         ]
         return with_public(replace(federation, clients=tuple(shown)), 5, labelled)
 
