@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from mutua.data.samples import Samples
@@ -227,3 +231,78 @@ def identical() -> Callable[[Tensors, Tensors], bool]:
 def modules() -> Modules:
     """Built models, as one engine has them."""
     return Modules(torch.device("cpu"))
+
+
+# The command line
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "mnist5k", "samples_per_client": 20},
+    "partition": {"kind": "iid", "clients": 2},
+    "models": {"global": {"name": "mlp", "width": 0.1}},
+    "method": "fml",
+    "rounds": 1,
+    "batch_size": 7,
+    "optimizer": {"name": "sgd", "lr": 0.05},
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="session")
+def tiny() -> dict[str, Any]:
+    """A recipe that runs in a fraction of a second: two clients, 14 training images each, one round."""
+    return deepcopy(TINY)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """`command("run", "tiny.yaml", "--json")`: mutua's own entry point, in this process and an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUTUA_DATA", str(tmp_path / "no-data"))
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+
+    def call(*words: object) -> Done:
+        from mutua.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["mutua", *map(str, words)])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code
+        out, err = capfd.readouterr()
+        return Done(int(code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
+    """`finished("fml", rounds=2)`: folder and result of such a tiny run, made once; copy it to change it."""
+    known: dict[str, tuple[Path, Any]] = {}
+
+    def make(method: Any = "fml", **changes: Any) -> tuple[Path, Any]:
+        from mutua.recipe import Recipe
+        from mutua.runs.execute import execute
+        from mutua.runs.folder import RunFolder
+
+        recipe = Recipe.of({**TINY, "method": method, **changes})
+        key = recipe.dump()
+        if key not in known:
+            folder = RunFolder.create("tiny", 0, tmp_path_factory.mktemp("run") / "run")
+            known[key] = folder.path, execute(recipe, recipe.federation(), folder)
+        return known[key]
+
+    return make

@@ -304,22 +304,19 @@ def _set(tree: dict[str, Any], override: str) -> None:
         raise InputError(f"--set {override}: '{text}' is not a YAML value") from None
     at: Any = tree
     *parents, last = path.split(".")
-    for key in parents:
-        if isinstance(at, list):
-            at = _item(at, key, override)
-        else:
-            if not isinstance(at.get(key), dict | list):
-                # `data: mnist` is short for `data: {name: mnist}`; an override may add to it.
-                at[key] = {"name": at[key]} if isinstance(at.get(key), str) else {}
-            at = at[key]
-    if isinstance(at, list):
-        _item(at, last, override)
-        at[int(last)] = value
-    else:
-        at[last] = value
+    for step in parents:
+        key = _key(at, step, override)
+        inner = at[key] if isinstance(at, list) else at.get(key)
+        if not isinstance(inner, dict | list):
+            # `data: mnist` is short for `data: {name: mnist}`; an override may add to it.
+            inner = at[key] = {"name": inner} if isinstance(inner, str) else {}
+        at = inner
+    at[_key(at, last, override)] = value
 
 
-def _item(items: list[Any], key: str, override: str) -> Any:
-    if not key.isdigit() or int(key) >= len(items):
-        raise InputError(f"--set {override}: '{key}' is no position in a list of {len(items)}; they count from 0")
-    return items[int(key)]
+def _key(at: list[Any] | dict[str, Any], step: str, override: str) -> Any:
+    if isinstance(at, dict):
+        return step
+    if not step.isdigit() or int(step) >= len(at):
+        raise InputError(f"--set {override}: '{step}' is no position in a list of {len(at)}; they count from 0")
+    return int(step)
