@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,8 +16,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mutua.data.samples import Preprocess, Samples
+from mutua.federation import Federation
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Numbers, Trainer, own_streams
+from mutua.message import Message, weights
+from mutua.methods import FedAvg
+from mutua.participant import Participant
 from mutua.seeds import torch_stream
 
 TASK = Task(("a", "b", "c"))
@@ -304,25 +309,53 @@ def test_streams_go_when_they_are_no_longer_wanted_even_after_an_error() -> None
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-def test_dropout_differs_by_round_and_by_client(
-    nets: SimpleNamespace, federate: Callable[..., Any], simulate: Callable[..., Any]
+class Watched(FedAvg):
+    """FedAvg that writes down the batches it sees."""
+
+    seen: ClassVar[dict[tuple[int, str], list[list[int]]]] = {}
+    now: ClassVar[list[tuple[int, str]]] = []
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        self.now.append((client.round, client.client.id))
+        self.seen[self.now[-1]] = []
+        return super().train(client, brief)
+
+    def objective(self, models: Any, batch: Batch, hp: Any) -> dict[str, torch.Tensor]:
+        self.seen[self.now[-1]].append(batch.index.tolist())
+        return super().objective(models, batch, hp)
+
+
+def twins(federation: Federation) -> Federation:
+    """The same client twice, under two ids."""
+    return replace(federation, clients=tuple(replace(federation["a"], id=name) for name in ("a", "z")))
+
+
+def test_batches_differ_by_round_client_and_seed_and_by_nothing_else(
+    federate: Callable[..., Federation], simulate: Callable[..., Any]
 ) -> None:
-    """The same weights on the same data with another round's or client's dropout give another reply."""
-    from dataclasses import replace
+    orders = []
+    for seed in (0, 0, 1):
+        simulate(Watched(), twins(federate([12])), rounds=2, epochs=2, seed=seed)
+        orders.append(dict(Watched.seen))
+    assert orders[0] == orders[1]
+    every = [str(batches) for order in orders[1:] for batches in order.values()]
+    assert len(every) == len(set(every)) == 2 * 2 * 2
+    assert all(len(batches) == 6 for batches in orders[0].values())
 
-    from mutua.engines.local import LocalEngine
-    from mutua.methods import FedAvg
-    from mutua.participant import Job
-    from mutua.plan import Plan
 
-    federation = federate(models=nets.dropping, global_model=nets.dropping)
-    twin = replace(federation, clients=tuple(replace(federation["a"], id=name) for name in ("a", "z")))
-    brief = simulate(FedAvg(), federation, rounds=1).engine.briefs[1, "a"]
-    # One full batch, so that the batch order cannot be what differs.
-    plan = Plan(rounds=9, batch_size=100, optimizer={"name": "sgd", "lr": 0.1}, device="cpu")
-    engine = LocalEngine()
-    engine.open(Job(FedAvg(), plan, twin.global_model), twin)
-    engine.start()
-    replies = [engine.train(round, {client: brief})[client].message for round in (1, 2) for client in ("a", "z")]
-    engine.close()
-    assert len({reply.encode() for reply in replies if reply is not None}) == 4
+def test_dropout_differs_by_round_client_and_seed(
+    nets: SimpleNamespace, federate: Callable[..., Federation], simulate: Callable[..., Any]
+) -> None:
+    """One sample, so that there is one order only; the same weights in every brief."""
+    federation = twins(federate([1], models=nets.dropping, global_model=nets.dropping))
+    replies = []
+    for seed in (0, 1):
+        run = simulate(FedAvg(), federation, rounds=2, steps=12, seed=seed, go=False)
+        run.engine.start()
+        assert federation.global_model is not None
+        first = federation.global_model.build(channels=4, size=1, classes=3, seed=5).state_dict()
+        briefs = {client: Message(**{"global": weights(first)}) for client in ("a", "z")}
+        for round in (1, 2):
+            replies += [reply.message.encode() for reply in run.engine.train(round, briefs).values()]
+        run.engine.close()
+    assert len(replies) == len(set(replies)) == 2 * 2 * 2

@@ -315,7 +315,9 @@ def newcomer(blobs: Callable[..., Samples], model: Any) -> Client:
 
 
 @pytest.mark.parametrize("how", ["global", "finetune"])
-@pytest.mark.parametrize("method", [FedAvg(), FedProx(), FineTuned(), FedAvg(serve="local")], ids=repr)
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedProx(), FineTuned(tune_epochs=3), FedAvg(serve="local")], ids=repr
+)
 def test_a_newcomer_uses_or_tunes_the_global(
     method: Any,
     how: Any,
@@ -341,7 +343,7 @@ def test_a_newcomer_uses_or_tunes_the_global(
     assert loss <= measure(module, client.val, client.task)["loss"]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedProx(), FineTuned()], ids=lambda m: str(m.name))
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(), FineTuned(tune_epochs=3)], ids=lambda m: str(m.name))
 def test_fedavg_does_no_mutual_learning_with_a_newcomer(
     method: Any,
     nets: SimpleNamespace,
