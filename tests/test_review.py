@@ -8,16 +8,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import networkx
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from mutua import partitions
 from mutua.data.samples import Samples
-from mutua.errors import InputError
+from mutua.errors import InputError, Refused
 from mutua.federation import Federation
-from mutua.methods import FML, MixtureOfExperts
+from mutua.learning.optimizers import Adam
+from mutua.ledger import may_leave
+from mutua.message import Kind, Message, Part, weights
+from mutua.methods import FML, Independent, MixtureOfExperts
+from mutua.models import shared_names
+from mutua.plan import Plan
 from mutua.recipe import Recipe
+from mutua.topology import Topology
 
 Simulate = Callable[..., Any]
 Federate = Callable[..., Federation]
@@ -125,3 +133,94 @@ def test_no_client_is_called_global(federate: Federate) -> None:
     """Its rows of the history would pass for those of the shared model."""
     with pytest.raises(InputError, match="client id 'global'"):
         replace(federate().clients[0], id="global")
+
+
+class Half(torch.nn.Module):
+    """A body that its author has frozen, and a head that learns."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(channels, 6).requires_grad_(False)
+        self.head = torch.nn.Linear(6, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("freeze_experts", [False, True])
+def test_what_a_user_froze_stays_frozen_in_the_mixture(
+    freeze_experts: bool, nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    method = MixtureOfExperts(mixture_epochs=2, freeze_experts=freeze_experts)
+    run = simulate(method, federate((9, 12), models=Half, global_model=nets.plain))
+    for client in "ab":
+        built = run.engine.modules.get(
+            "personal",
+            run.federation[client].model,
+            run.federation[client],
+            run.engine.stores[client].state["personal"],
+        )
+        assert [p.requires_grad for p in built.parameters()] == [False, False, True, True]
+        begun = simulate(Independent(), federate((9, 12), models=Half), rounds=0).engine.stores[client].state
+        assert torch.equal(
+            run.engine.stores[client].state["personal"]["body.weight"], begun["personal"]["body.weight"]
+        )
+
+
+class Tied(torch.nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.middle, self.head = (torch.nn.Linear(4, n) for n in (4, 4, 3))
+        self.middle.weight = self.body.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.middle(torch.tanh(self.body(x)))))  # type: ignore[no-any-return]
+
+
+def test_a_tied_weight_is_not_both_shared_and_private(federate: Federate) -> None:
+    """Loading the adaptor would overwrite the shared weight, and the client's own would leave as its meme's."""
+    assert len(shared_names(Tied(), "body")) == 4
+    with pytest.raises(InputError, match=r"'body\.weight' and 'middle\.weight' are one weight"):
+        federate(global_model={"name": Tied, "share": ["body"]}).check(needs_global=True)
+
+
+@pytest.mark.parametrize("share", ["all", "body"])
+def test_a_personal_model_may_start_as_the_global_did_where_that_is_partial_too(
+    share: str, nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Any
+) -> None:
+    federation = federate(
+        models=[nets.plain, nets.plain, nets.wide], global_model={"name": nets.plain, "share": share}
+    )
+    run = simulate(FML(init="global"), federation, rounds=0)
+    begun = {c: run.engine.kept[0, c]["personal"] for c in "abc"}
+    for client in "ab":
+        assert identical({name: begun[client][name] for name in run.globals[0]}, run.globals[0])
+    assert begun["c"]["body.weight"].shape != begun["a"]["body.weight"].shape
+
+
+def test_a_number_that_is_declared_is_one_number() -> None:
+    for kind in (Kind.COUNT, Kind.ENTROPY, Kind.ACCURACY):
+        many = Message(part=Part(kind, {"": torch.arange(3.0)}))
+        with pytest.raises(Refused, match=f"{kind} 'part' may not leave; it is not one number"):
+            may_leave("a", many, {kind: "part"}, None)
+
+
+def test_a_message_comes_back_with_the_names_it_was_sent_with() -> None:
+    sent = Message(**{"my part": weights({"a/b.c": torch.ones(2)})})
+    assert list(Message.decode(sent.encode()).arrays("my part")) == ["a/b.c"]
+    with pytest.raises(ValueError, match="'my/part'"):
+        Message(**{"my/part": weights({})})
+
+
+def test_a_plan_takes_a_networkx_graph_and_refuses_what_is_none() -> None:
+    graph = networkx.path_graph(["a", "b", "c"])
+    assert Topology(Plan(topology=graph).topology).peers("b", "abc", 0, 1) == ["a", "c"]
+    with pytest.raises(ValidationError, match="networkx graph"):
+        Plan(topology=3)
+
+
+def test_impossible_betas_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ValidationError, match="betas"):
+        Adam(betas=(0.9, 1.0))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mutua.errors import Refused
-from mutua.message import Kind, Message
+from mutua.message import NUMBERS, Kind, Message
 
 Direction = Literal["up", "down"]
 Shares = Mapping[Kind, str]
@@ -72,8 +72,8 @@ class Ledger:
 def may_leave(client: str, message: Message | None, shares: Shares, brief: Message | None) -> None:
     """Refuse, by name, a message that holds anything the method did not declare.
 
-    Weights may carry only the names that the server's own weights have, and a count is one number, so
-    neither an adaptor nor label counts can slip out inside a declared part.
+    Weights may carry only the names that the server's own weights have, and a count, an entropy or an accuracy
+    is one number, so neither an adaptor nor label counts can slip out inside a declared part.
     """
     if message is None:
         return
@@ -81,8 +81,8 @@ def may_leave(client: str, message: Message | None, shares: Shares, brief: Messa
         if shares.get(part.kind) != name:
             declared = ", ".join(f"{kind} '{what}'" for kind, what in shares.items()) or "nothing"
             raise Refused(f"client {client}: {part.kind} '{name}' may not leave; the method declares {declared}")
-        if part.kind is Kind.COUNT and (list(part.arrays) != [""] or part.values != 1):
-            raise Refused(f"client {client}: count '{name}' may not leave; it is not one number")
+        if part.kind in NUMBERS and (list(part.arrays) != [""] or part.values != 1):
+            raise Refused(f"client {client}: {part.kind} '{name}' may not leave; it is not one number")
         if part.kind is Kind.WEIGHTS:
             known = {key for sent in (brief or {}).values() if sent.kind is Kind.WEIGHTS for key in sent.arrays}
             extra = sorted(set(part.arrays) - known)

@@ -54,6 +54,9 @@ class Message(Mapping[str, Part]):
     """Parts by name, such as "meme" (weights) and "samples" (a count)."""
 
     def __init__(self, /, **parts: Part) -> None:
+        for name in parts:
+            if "/" in name:
+                raise ValueError(f"a part's name has no '/', which divides names on the wire: '{name}'")
         self._parts = parts
 
     def __getitem__(self, name: str) -> Part:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from mutua.data.transforms import Augment
 from mutua.errors import InputError
 from mutua.learning.optimizers import SGD, Optimizer
 from mutua.spec import Spec
+
+
+def _topology(given: object) -> object:
+    if isinstance(given, str | Path) or hasattr(given, "neighbors"):
+        return given
+    raise ValueError("give all, pairs, ring, a file that holds a graph or a networkx graph")
 
 
 class Budget(Spec):
@@ -33,7 +40,7 @@ class Plan(Spec):
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)
     augment: tuple[Augment, ...] = ()
-    topology: str = "all"
+    topology: Annotated[Any, AfterValidator(_topology)] = "all"
     budget: Budget | None = None
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

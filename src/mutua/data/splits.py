@@ -251,16 +251,18 @@ def _seen(samples: Samples, deal: Deal, k: int) -> Samples:
 
 
 def _union(several: list[Samples]) -> Samples:
-    """All samples, with the domains and opt-out marks that they have."""
-    x, y = torch.cat([s.x for s in several]), torch.cat([s.y for s in several])
-    domain = [s.domain for s in several if s.domain is not None]
-    opted_out = [s.opted_out for s in several if s.opted_out is not None]
+    """All samples, with the domains and opt-out marks that all of them have."""
+
+    def joined(held: list[torch.Tensor | None]) -> torch.Tensor | None:
+        known = [tensor for tensor in held if tensor is not None]
+        return torch.cat(known) if len(known) == len(held) else None
+
     return replace(
         several[0],
-        x=x,
-        y=y,
-        domain=torch.cat(domain) if domain else None,
-        opted_out=torch.cat(opted_out) if opted_out else None,
+        x=torch.cat([s.x for s in several]),
+        y=torch.cat([s.y for s in several]),
+        domain=joined([s.domain for s in several]),
+        opted_out=joined([s.opted_out for s in several]),
     )
 
 

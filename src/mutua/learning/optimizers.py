@@ -14,6 +14,7 @@ from mutua.message import Tensors
 from mutua.spec import Spec
 
 Rate = Annotated[Schedule, within(0, 1e6)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Optimizer(Spec):
@@ -30,7 +31,7 @@ class SGD(_Optimizer):
 
     name: Literal["sgd"] = "sgd"
     lr: Rate = 0.01
-    momentum: float = Field(0.0, ge=0, lt=1)
+    momentum: Momentum = 0.0
     nesterov: bool = False
 
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -46,7 +47,7 @@ class Adam(_Optimizer):
 
     name: Literal["adam", "amsgrad"] = "adam"
     lr: Rate = 0.001
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
 
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -74,7 +75,7 @@ Optimizer = Annotated[SGD | Adam, Field(discriminator="name"), BeforeValidator(_
 def state_of(optimizer: torch.optim.Optimizer) -> Tensors:
     """What the optimizer remembers, as arrays named `parameter number.what`."""
     return {
-        f"{number}.{what}": array.detach().clone()
+        f"{number}.{what}": array.detach().clone().cpu()
         for number, memory in optimizer.state_dict()["state"].items()
         for what, array in memory.items()
         if isinstance(array, Tensor)

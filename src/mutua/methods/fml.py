@@ -32,7 +32,8 @@ class Mutual(Hub):
 
     def start(self, client: Participant) -> None:
         """The personal model starts on its own, or as the global did where it has the same shape."""
-        same = client.client.model == client.job.global_architecture
+        shared = client.job.global_architecture
+        same = client.client.model == shared.model_copy(update={"share": client.client.model.share})
         client.initialise("personal", like="global" if self.init == "global" and same else "own")
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:

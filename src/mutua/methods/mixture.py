@@ -38,7 +38,8 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities, which serve as logits too."""
         score = self.gate(x)
-        local, shared = F.log_softmax(self.personal(x), 1), F.log_softmax(self.expert(x), 1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            local, shared = F.log_softmax(self.personal(x), 1), F.log_softmax(self.expert(x), 1)
         if self.mix == "log-probabilities":
             h = torch.sigmoid(score)
             return F.log_softmax(h * local + (1 - h) * shared, 1)
@@ -66,11 +67,8 @@ class MixtureOfExperts(FedAvg):
         client.state.pop("personal.optimizer", None)
         client.keep("expert", client.fork(brief))
         mixture = self._mixture(client)
-        for expert in (mixture.expert, mixture.personal):
-            expert.requires_grad_(not self.freeze_experts)
         client.fit(cross_entropy, {"mixture": mixture}, until=EarlyStopping("mixture", **stop))
         for name in ("expert", "personal", "gate"):
-            getattr(mixture, name).requires_grad_(True)
             client.keep(name, getattr(mixture, name))
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:

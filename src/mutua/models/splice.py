@@ -46,7 +46,17 @@ def shared_names(module: nn.Module, share: Share) -> list[str]:
     if not chosen:
         what = share.replace("all", "model") if isinstance(share, str) else "list"
         raise InputError(f"models.share: a {what} without anything in it; share 'all' or parts that have weights")
+    _refuse_torn(module, chosen)
     return [name for name in names if name in chosen]
+
+
+def _refuse_torn(module: nn.Module, chosen: set[str]) -> None:
+    """One weight under two names (tied) cannot be both shared and private: its private value would leave."""
+    first: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        other = first.setdefault(id(tensor), name)
+        if (name in chosen) != (other in chosen):
+            raise InputError(f"models.share: '{other}' and '{name}' are one weight; share both or neither")
 
 
 def _under(part: str, names: list[str]) -> set[str]:
