@@ -292,9 +292,7 @@ class SavedModel:
         except MutuaError as error:
             raise InputError(f"RUN: {self.path / 'card.json'}: {error}") from None
         except Exception as error:  # whatever a damaged card or file makes torch raise
-            raise InputError(
-                f"RUN: {self.path}: the weights are not the card's model ({_reason(error)})"
-            ) from error
+            raise InputError(f"RUN: {self.path}: weights and card do not fit ({_reason(error)})") from error
         return Predictor(model.eval(), template)
 
     def _build(self, spec: Mapping[str, Any], classes: int) -> nn.Module:
