@@ -15,16 +15,19 @@ import torch
 from pydantic import ValidationError
 
 from mutua import partitions
+from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
 from mutua.federation import Federation
 from mutua.learning.optimizers import Adam
 from mutua.ledger import may_leave
 from mutua.message import Kind, Message, Part, weights
-from mutua.methods import FML, Independent, MixtureOfExperts
+from mutua.methods import FML, FedAvg, FedH2L, FedMD, Independent, MixtureOfExperts
 from mutua.models import shared_names
+from mutua.participant import Modules, Participant
 from mutua.plan import Plan
 from mutua.recipe import Recipe
+from mutua.runner import run
 from mutua.topology import Topology
 
 Simulate = Callable[..., Any]
@@ -224,3 +227,58 @@ def test_a_plan_takes_a_networkx_graph_and_refuses_what_is_none() -> None:
 def test_impossible_betas_are_refused_before_anything_runs() -> None:
     with pytest.raises(ValidationError, match="betas"):
         Adam(betas=(0.9, 1.0))
+
+
+class Counting(torch.nn.Module):
+    """Remembers what it saw where no state_dict looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 3)
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.inner.seen = self.inner.seen + x.detach().abs().sum()
+        return self.head(x) * (1 + 0.001 * self.inner.seen)  # type: ignore[no-any-return]
+
+
+def test_a_buffer_that_is_not_saved_carries_nothing_from_one_client_to_the_next(
+    federate: Federate, simulate: Simulate
+) -> None:
+    federation = federate((9, 12), global_model=Counting)
+    both, alone = (
+        simulate(FedAvg(), replace(federation, clients=c)) for c in (federation.clients, federation.clients[1:])
+    )
+    assert both.engine.replies[1, "b"].message == alone.engine.replies[1, "b"].message
+
+
+@pytest.mark.parametrize(
+    ("method", "labelled"), [(FedH2L(), True), (FedH2L(), False), (FedMD(subset=5), True), (FedAvg(), True)]
+)
+def test_a_budget_binds_every_method_whose_clients_send(
+    method: Any, labelled: bool, federate: Federate, blobs: Blobs
+) -> None:
+    federation = federate((9, 12, 7))
+    public = Public({client.id: blobs(6, seed=50 + k) for k, client in enumerate(federation.clients)}, labelled)
+    federation = replace(federation, public=public)
+    settings: dict[str, Any] = {"rounds": 12, "steps": 1, "batch_size": 4, "evaluate_every": 12, "device": "cpu"}
+    free = run(method, federation, **settings)
+    sent = free.ledger.bytes("up")
+    assert run(method, federation, **settings, budget={"bytes_up": sent}).ledger.bytes("up") == sent
+    bound = run(method, federation, **settings, budget={"bytes_up": sent // 2})
+    assert (bound.job.plan.rounds, bound.job.plan.steps, bound.ledger.bytes("up")) == (6, 2, sent // 2)
+
+
+def test_a_newcomer_cannot_predict_with_a_body_alone(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate, modules: Modules
+) -> None:
+    federation = federate(global_model={"name": nets.plain, "share": "body"})
+    done = simulate(FML(), federation, rounds=1)
+    newcomer = Participant(done.job, federation.clients[0], {}, 2, modules)
+    brief = done.job.method.brief(done.server, 2, "a")
+    with pytest.raises(InputError, match="the global is partial and predicts nothing alone"):
+        FML().personalise(newcomer, brief, "global")
+    FML().personalise(newcomer, brief, "finetune")
+    assert "tuned" in newcomer.state

@@ -91,7 +91,7 @@ class Participant:
     @property
     def public(self) -> Public:
         """The public set, for methods that need one."""
-        assert self.job.public is not None, "Federation.check refuses a method that needs a public set without one"
+        assert self.job.public is not None, "Method.arrange refuses one that needs a public set without it"
         return self.job.public
 
     # Models
@@ -245,11 +245,12 @@ class Participant:
 class Modules:
     """Built modules, one a role and shape, filled with a client's weights while it is at work.
 
-    All that a model learns must be in its `state_dict`: anything else would be shared by clients.
+    All that a model learns must be in its `state_dict`: other buffers begin anew with every client.
     """
 
     device: torch.device
     built: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
+    unsaved: dict[nn.Module, Tensors] = field(default_factory=dict)
 
     def get(
         self, role: str, architecture: Architecture, client: Client, state: Tensors, classes: int | None = None
@@ -257,6 +258,9 @@ class Modules:
         """The module for this role, with these weights."""
         module = self._module(role, architecture, client, classes)
         module.load_state_dict(state)
+        for name, first in self.unsaved[module].items():
+            owner, _, buffer = name.rpartition(".")
+            setattr(module.get_submodule(owner), buffer, first.clone())
         return module
 
     def has_batch_norm(self, role: str, architecture: Architecture, client: Client) -> bool:
@@ -268,7 +272,9 @@ class Modules:
     ) -> nn.Module:
         key = (role, id(architecture), client.train.x.shape[1:], classes or len(client.task.classes))
         if key not in self.built:
-            self.built[key] = build(architecture, client, 0, classes).to(self.device)
+            module = self.built[key] = build(architecture, client, 0, classes).to(self.device)
+            saved = module.state_dict()
+            self.unsaved[module] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
         return self.built[key]
 
 

@@ -48,7 +48,7 @@ def run(
         raise InputError(f"run: give either a plan or single settings, not both ({', '.join(settings)})")
     federation = method.arrange(federation)
     federation.check(method.needs_global)
-    plan = plan.within_budget(method.reply_bytes(federation, plan.seed), len(federation.clients))
+    plan = plan.within_budget(method.reply_bytes(federation, plan), len(federation.clients))
     job = Job(method, plan, federation.global_model, federation.public)
     site = _engine(engine)
     began = time.perf_counter()

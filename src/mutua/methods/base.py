@@ -25,6 +25,7 @@ from mutua.ledger import Shares
 from mutua.message import NUMBERS, Kind, Message, Part, weights
 from mutua.models import Architecture, shared_names
 from mutua.participant import EarlyStopping, Participant, initial_seed
+from mutua.plan import Plan
 from mutua.spec import Spec
 from mutua.store import State
 from mutua.topology import Topology
@@ -102,8 +103,8 @@ class Method(Spec, ABC):
             raise InputError(f"opt_out: method {self.name} would let opted-out samples leave; use one of {able}")
         return federation
 
-    def reply_bytes(self, federation: Federation, seed: int) -> int:
-        """How long a reply is, where a budget is to divide rounds by it; 0 where it does not apply."""
+    def reply_bytes(self, federation: Federation, plan: Plan) -> int:
+        """How long a reply is at most, for a budget to divide rounds by; 0 where nothing leaves."""
         return 0
 
     @abstractmethod
@@ -172,11 +173,11 @@ class Hub(Method):
         state = module.state_dict()
         server.state["global"] = {name: state[name] for name in shared_names(module, server.model.share)}
 
-    def reply_bytes(self, federation: Federation, seed: int) -> int:
+    def reply_bytes(self, federation: Federation, plan: Plan) -> int:
         """A meme and the numbers that are declared beside it."""
         client = federation.clients[0]
         assert federation.global_model is not None
-        module = build(federation.global_model, client, seed)
+        module = build(federation.global_model, client, plan.seed)
         state = module.state_dict()
         meme = {name: state[name] for name in shared_names(module, federation.global_model.share)}
         numbers = {name: Part(kind, {"": NUMBERS[kind]}) for kind, name in self.shares.items() if kind in NUMBERS}
@@ -211,6 +212,8 @@ class Hub(Method):
             raise InputError(f"how: '{how}' is not a way to join; {suggest(how, list(get_args(How)))}")
         if how == "mutual":
             raise InputError(f"how: 'mutual', but {self.name} does no mutual learning; use 'global' or 'finetune'")
+        if how == "global" and client.job.global_architecture.share != "all":
+            raise InputError("how: 'global', but the global is partial and predicts nothing alone; use 'finetune'")
         if how == "finetune":
             self.tune(client, brief, EarlyStopping(watch="tuned"))
 

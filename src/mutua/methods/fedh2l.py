@@ -23,6 +23,7 @@ from mutua.ledger import Shares
 from mutua.message import Kind, Message, Part, number
 from mutua.methods.base import Method, Server, register
 from mutua.participant import Participant
+from mutua.plan import Plan
 from mutua.seeds import public
 
 
@@ -58,6 +59,15 @@ class FedH2L(Method):
         if not federation.public.labelled and self.local_data != "private":
             raise InputError(f"method.local_data: {self.local_data}, but public.labelled is false; use 'private'")
         return federation
+
+    def reply_bytes(self, federation: Federation, plan: Plan) -> int:
+        """Probabilities of a public batch and, with labels, an accuracy."""
+        assert federation.public is not None
+        rows = min(plan.batch_size, max(map(len, federation.public.parts.values())))
+        parts = {"public": Part(Kind.PROBABILITIES, {"": torch.empty(rows, len(federation.classes))})}
+        if federation.public.labelled:
+            parts["public_accuracy"] = number(Kind.ACCURACY, 0.0)
+        return Message(**parts).nbytes
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """ℓ_CE on local data, Eq. (2)."""
@@ -138,7 +148,7 @@ class FedH2L(Method):
         """Eqs. (3) to (8): learn from peers' signals along a gradient that does not undo the local one."""
         if brief is None or "local gradient" not in client.state:
             return
-        round = client.round - 1  # in which the signals were sent, and the local gradient was taken
+        round = client.round - 1  # in which the signals were sent
         heard = {peer: self._public_batch(client, peer, round) for peer in brief.arrays("public")}
         heard = {peer: batch for peer, batch in heard.items() if len(batch) == len(brief.arrays("public")[peer])}
         if not heard:

@@ -23,6 +23,7 @@ from mutua.ledger import Shares
 from mutua.message import Kind, Message, Part
 from mutua.methods.base import Method, Server, register
 from mutua.participant import Participant
+from mutua.plan import Plan
 from mutua.seeds import public
 
 
@@ -51,6 +52,12 @@ class FedMD(Method):
         if federation.public is not None and not federation.public.labelled:
             raise InputError("public.labelled: false, but fedmd's clients begin with the public set's labels")
         return federation
+
+    def reply_bytes(self, federation: Federation, plan: Plan) -> int:
+        """Scores of the public subset."""
+        assert federation.public is not None
+        scores = torch.empty(min(self.subset, len(federation.public)), len(federation.classes))
+        return Message(public=Part(Kind.SCORES, {"": scores})).nbytes
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Cross-entropy, on public and then on private data."""
