@@ -1,0 +1,204 @@
+"""What people see: tables that fit 80 columns, bars that move, lines where nobody watches."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mutua.history import History
+from mutua.reports import console
+from mutua.reports.console import ProgressBar, percent, size
+from mutua.rounds import Finished, Rejected, RoundEnded, Started
+
+Runs = Callable[..., tuple[Path, Any]]
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """stdout as an 80-column file has it."""
+    file = io.StringIO()
+    plain = Console(file=file, width=80, markup=False, emoji=False, highlight=False)
+    monkeypatch.setattr(console, "out", plain)
+    return file.getvalue
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """stderr as an 80-column terminal has it."""
+    file = io.StringIO()
+    monkeypatch.setattr(console, "err", Console(file=file, width=80, force_terminal=True, color_system=None))
+    return file.getvalue
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1000, 246_824, 12_345_678, 10**12)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "246.8 kB",
+        "12.3 MB",
+        "1.0 TB",
+    ]
+    assert (percent(0.12345), percent(1.0), percent(None)) == ("12.3", "100.0", "–")
+
+
+def test_a_table_cuts_nothing_off(printed: Callable[[], str]) -> None:
+    table = console.table(["name", "what"], ["number"])
+    long = "a_name_that_is_longer_than_any_column_of_eighty_could_ever_hope_to_be_in_its_life"
+    table.add_row(long, "some words " * 20, "1234567890")
+    table.add_row("[red]x[/red]", ":smile:", "1")
+    console.show("title", table, "remark")
+    text = printed()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert long in "".join(line.split(" ")[0] for line in text.splitlines())
+    assert "1234567890" in text and "[red]x[/red]" in text and ":smile:" in text
+    assert text.startswith("title\n") and text.endswith("remark\n")
+
+
+# Results
+
+
+def test_a_result(finished: Runs, printed: Callable[[], str]) -> None:
+    _, result = finished("fedavg")
+    console.show_result(result)
+    text, summary = printed(), result.summary()
+    assert max(map(len, text.splitlines())) <= 80
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    up = result.ledger.bytes("up", "c1")
+    own = percent(result.clients[1].accuracy())
+    assert rows["c1"] == ["c1", "mlp", "14", own, percent(result.clients[1].accuracy("global")), *size(up).split()]
+    assert rows["mean"][1] == percent(result.mean_accuracy())
+    assert f"global on the common test set: {percent(summary['global']['accuracy'])} %, loss " in text
+    assert "left the clients: weights (meme), count (samples)" in text
+
+
+def test_a_result_without_a_global(finished: Runs, printed: Callable[[], str]) -> None:
+    _, result = finished("independent")
+    console.show_result(result)
+    text = printed()
+    assert "left the clients: nothing" in text and "common test set" not in text
+    assert next(line for line in text.splitlines() if line.startswith("c0")).split()[-3:] == ["–", "0", "B"]
+
+
+def test_a_result_that_has_diverged_says_so(finished: Runs, printed: Callable[[], str]) -> None:
+    _, result = finished("fedavg", optimizer={"lr": 1e6})
+    console.show_result(result)
+    assert "the model has diverged, a lower optimizer.lr may help" in printed()
+
+
+def spread(mean: float | None, std: float | None = 0.01) -> dict[str, Any]:
+    return {"mean": mean, "std": std, "values": []}
+
+
+def test_a_comparison(printed: Callable[[], str]) -> None:
+    def row(shared: float | None, own: float, d_shared: float | None, d_own: float) -> dict[str, Any]:
+        return {
+            "accuracy": {"global": spread(shared), "predictor": spread(own)},
+            "difference": {"global": spread(d_shared), "predictor": spread(d_own)},
+            "bytes": {"up": 1234.0, "down": 0},
+        }
+
+    long = "fedprox:mu=0.1:weights=uniform:serve=local"
+    summary = {
+        "fml": row(0.761, 0.971, 0, 0),
+        long: row(0.692, 0.693, -0.069, -0.278),
+        "alone": row(None, 0.9, None, -0.071),
+    }
+    console.show_comparison(summary, ["a note"])
+    text = printed()
+    lines = [line.split() for line in text.splitlines()]
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert ["fml", "76.1", "±", "1.0", "97.1", "±", "1.0", "1.2", "kB"] in lines
+    assert [long, "69.2", "±", "1.0", "69.3", "±", "1.0", "1.2", "kB"] in lines
+    assert lines.count(["minus", "fml", "-6.9", "±", "1.0", "-27.8", "±", "1.0"]) == 1
+    assert ["minus", "fml", "–", "-7.1", "±", "1.0"] in lines
+    assert text.endswith("a note\n") and "predictor: the clients' predictors on their own test data" in text
+
+
+def test_a_comparison_of_one_seed_over_domains(printed: Callable[[], str]) -> None:
+    cells = {key: spread(0.5, None) for key in ("global", "predictor", "wdp", "cdp", "acc")}
+    console.show_comparison({"fml": {"accuracy": cells, "difference": cells, "bytes": {"up": 0}}})
+    lines = [line.split() for line in printed().splitlines()]
+    assert ["method", "global", "predictor", "acc", "sent"] in lines
+    assert ["fml", "50.0", "50.0", "50.0", "0", "B"] in lines
+
+
+# Progress
+
+
+def history(round: int, shared: float, own: float) -> History:
+    made = History()
+    made.add(round, "global", "global", "test", "accuracy", shared)
+    made.add(round, "c0", "predictor", "test", "accuracy", own)
+    return made
+
+
+def started(rounds: int) -> Any:
+    return Started(SimpleNamespace(plan=SimpleNamespace(rounds=rounds)), None)  # type: ignore[arg-type]
+
+
+def ended(round: int, shared: float = 0.5, own: float = 0.75) -> Any:
+    return RoundEnded(round, history(round, shared, own), None)  # type: ignore[arg-type]
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.bars() as bars:
+        assert bars is None
+        bar = ProgressBar("mine", bars)
+        bar(started(4))
+        bar(ended(2))
+        unmeasured = history(2, 0.5, 0.75)
+        unmeasured.add(3, "c0", "meme", "train", "objective", 1.0)
+        bar(RoundEnded(3, unmeasured, None))  # type: ignore[arg-type]  # a round that is not evaluated says nothing
+        bar(Rejected(4, "c1", "it holds NaN"))
+        bar(Finished())
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "mine: round 2/4, global 50.0 %, clients 75.0 %",
+        "round 4: reply of c1 refused: it holds NaN",
+    ]
+
+
+def test_bars_move_in_a_terminal(terminal: Callable[[], str]) -> None:
+    with console.bars() as bars:
+        assert bars is not None
+        bar = ProgressBar("[mine]", bars)
+        bars.refresh()
+        bar(started(4))
+        for round in (1, 4):
+            bar(ended(round))
+            bars.refresh()
+        bar(Finished())
+    text = terminal()
+    places = [text.index(word) for word in ("starting", "round 1/4", "round 4/4")]
+    assert places == sorted(places) and "[mine]" in text
+    frames = [line for line in text.replace("\r", "\n").splitlines() if "round 4/4" in line]
+    assert "global 50.0 %, clients 75.0 %" in frames[-1]
+
+
+def test_many_runs_become_lines_above_the_bar_that_works(terminal: Callable[[], str]) -> None:
+    with console.bars() as bars:
+        assert bars is not None
+        for name in ("first", "second"):
+            bar = ProgressBar(name, bars, keep=False)
+            bar(started(1))
+            bar(ended(1))
+            bar(Finished())
+        assert bars.tasks == []
+    assert "first: global 50.0 %, clients 75.0 %" in terminal()
+
+
+def test_no_bars_where_they_are_not_wanted(terminal: Callable[[], str]) -> None:
+    with console.bars(wanted=False) as bars:
+        assert bars is None
+    assert terminal() == ""
+
+
+def test_notes_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    console.show_notes(["half of [it]"])
+    assert capsys.readouterr() == ("", "note: half of [it]\n")

@@ -1,0 +1,195 @@
+"""Fair comparisons: what is compared, that everything but the method is the same, and the arithmetic."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mutua import compare as comparing
+from mutua.compare import contenders, seeds, summarise
+from mutua.errors import InputError
+from mutua.learning.schedules import Linear, Listed
+from mutua.methods import FML, FedAvg, FedProx, Independent
+from mutua.recipe import Recipe
+from mutua.runner import run
+
+
+@pytest.fixture
+def recipe(tiny: dict[str, Any]) -> Recipe:
+    return Recipe.of({**tiny, "method": {"name": "fml", "alpha": 0.3}})
+
+
+# Who is compared
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fml", [FML(alpha=0.3)]),  # the recipe's own method keeps the recipe's options
+        ("fml:alpha=0.7", [FML(alpha=0.7)]),
+        ("fml:beta=0.7", [FML(alpha=0.3, beta=0.7)]),
+        ("fedavg , independent,", [FedAvg(), Independent()]),
+        ("fedprox:mu=0.1:weights=uniform", [FedProx(mu=0.1, weights="uniform")]),
+        ("fedprox:mu=0.1,fedprox:mu=1", [FedProx(mu=0.1), FedProx(mu=1)]),
+        ("fml:beta=[0.9,0.5],fedavg", [FML(alpha=0.3, beta=Listed(values=(0.9, 0.5))), FedAvg()]),
+        (
+            "fml:beta={schedule: linear, start: 0.3, end: 0.9}:alpha=1",
+            [FML(alpha=1, beta=Linear(start=0.3, end=0.9))],
+        ),
+        ("mutua.methods.fedavg:FedAvg:weights=uniform", [FedAvg(weights="uniform")]),
+    ],
+)
+def test_methods_with_options(recipe: Recipe, text: str, expected: list[Any]) -> None:
+    found = contenders(text, recipe)
+    assert [contender.method for contender in found] == expected
+
+
+def test_labels_are_the_users_words(recipe: Recipe) -> None:
+    assert [c.label for c in contenders(" fml:beta=0.7 ,fedavg", recipe)] == ["fml:beta=0.7", "fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "--methods: none given; name them as fml,fedavg,independent"),
+        (" , ", "--methods: none given"),
+        ("fml,fml", "--methods: 'fml' is named twice; name each method once, or with other options"),
+        ("fml,fedvag", r"--methods: 'fedvag': method\.name: 'fedvag' is not a method; did you mean 'fedavg'\?"),
+        ("fedprox:nu=1", r"--methods: 'fedprox:nu=1': method\.nu: unknown key; known: weights, serve, mu"),
+        ("fedprox:mu", "--methods: 'fedprox:mu': write options as name:key=value, such as fedprox:mu=0.1"),
+        ("fedprox:=1", "--methods: 'fedprox:=1': write options as name:key=value"),
+        ("fedprox:mu=x", r"--methods: 'fedprox:mu=x': method\.mu: 'x' is not a finite number"),
+        ("fedprox:mu=[1", "--methods: .* is not a YAML value"),
+        ("fedprox:mu=-1", r"--methods: 'fedprox:mu=-1': method\.mu: -1 is out of range"),
+        ("no_such.module:Method", "--methods: .* cannot be imported"),
+    ],
+)
+def test_methods_that_are_none(recipe: Recipe, text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        contenders(text, recipe)
+
+
+def test_seeds() -> None:
+    assert seeds("0,1,2") == [0, 1, 2] and seeds(" 7 , 3,") == [7, 3]
+    for text in ("a", "1.5", "", ",", "1,1", "0,-1"):
+        with pytest.raises(InputError, match=f"--seeds: '{text}'; give .*whole numbers"):
+            seeds(text)
+
+
+# What is the same for all
+
+
+def test_every_method_and_seed_over_the_same_clients(recipe: Recipe) -> None:
+    calls = []
+
+    def runner(one: Recipe, federation: Any, label: str) -> Any:
+        calls.append((one.seed, label, one.method, federation))
+        return run(one.method, federation, plan=one.with_(rounds=0).plan())
+
+    found = list(comparing.compare(recipe, contenders("fml,fedavg", recipe), [3, 5], runner))
+    assert [label for label, _ in found] == ["fml", "fedavg"] * 2
+    assert [(seed, label) for seed, label, _, _ in calls] == [(3, "fml"), (3, "fedavg"), (5, "fml"), (5, "fedavg")]
+    assert [method for _, _, method, _ in calls] == [FML(alpha=0.3), FedAvg()] * 2
+    first, second, third, _ = (federation for *_, federation in calls)
+    assert first is second
+    assert not torch.equal(first["c0"].train.x, third["c0"].train.x)
+    # The starting global is the same too.
+    start, other = found[0][1].global_state, found[1][1].global_state
+    assert all(torch.equal(start[name], other[name]) for name in start)
+
+
+def test_what_cannot_run_is_known_before_anything_has_run(tiny: dict[str, Any]) -> None:
+    recipe = Recipe.of({**tiny, "models": {"clients": "mlp"}, "method": "independent"})
+    rivals = contenders("independent,fedavg", recipe)
+    with pytest.raises(InputError, match=r"--methods: 'fedavg': models\.global: missing"):
+        next(comparing.compare(recipe, rivals, [0], lambda *_: pytest.fail("one has run")))
+    rivals = contenders("independent,fedmd", recipe)
+    with pytest.raises(InputError, match="--methods: 'fedmd': public: missing"):
+        next(comparing.compare(recipe, rivals, [0], lambda *_: pytest.fail("one has run")))
+
+
+def test_which_methods_use_the_global_alone(recipe: Recipe) -> None:
+    federation = recipe.federation()
+    found = {
+        name: comparing.uses_global_alone(run(contenders(name, recipe)[0].method, federation, rounds=0))
+        for name in ("fml", "fedavg", "fedprox", "finetuned:tune_epochs=1", "independent", "centralised")
+    }
+    assert [name for name, alone in found.items() if alone] == ["fedavg", "fedprox", "finetuned:tune_epochs=1"]
+
+
+# The arithmetic
+
+
+def one(
+    shared: float | None, own: float | None, up: int = 10, domains: Any = None, seed: int = 0
+) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "global": {"accuracy": shared, "loss": 1.0},
+        "mean": {"predictor": {"accuracy": own}},
+        "clients": [{"id": "a", "accuracy": {"predictor": own, "global": shared}}],
+        "bytes": {"up": up, "down": 2 * up},
+        "domains": domains,
+    }
+
+
+def test_means_deviations_and_paired_differences_by_numpy() -> None:
+    rng = np.random.default_rng(0)
+    shared, own = rng.random((2, 4)), rng.random((2, 4))
+    runs = [(name, one(shared[m, s], own[m, s], up=100 * m + s)) for s in range(4) for m, name in enumerate("xy")]
+    summary = summarise(runs)
+    for m, name in enumerate("xy"):
+        for model, table in (("global", shared), ("predictor", own)):
+            accuracy, difference = summary[name]["accuracy"][model], summary[name]["difference"][model]
+            assert accuracy["mean"] == pytest.approx(table[m].mean())
+            assert accuracy["std"] == pytest.approx(table[m].std(ddof=1))
+            assert accuracy["values"] == pytest.approx(list(table[m]))
+            assert difference["mean"] == pytest.approx((table[m] - table[0]).mean())
+            assert difference["std"] == pytest.approx((table[m] - table[0]).std(ddof=1))
+        assert summary[name]["bytes"] == {"up": 100 * m + 1.5, "down": 200 * m + 3}
+    assert summary["x"]["difference"]["global"]["values"] == [0.0] * 4
+
+
+def test_one_seed_has_no_deviation() -> None:
+    summary = summarise([("x", one(0.5, 0.7)), ("y", one(0.4, 0.9))])
+    assert summary["y"]["accuracy"]["global"] == {"mean": 0.4, "std": None, "values": [0.4]}
+    assert summary["y"]["difference"]["predictor"]["mean"] == pytest.approx(0.2)
+
+
+def test_what_a_method_has_not_is_null() -> None:
+    summary = summarise(
+        [("x", one(None, 0.7)), ("y", one(0.4, 0.9)), ("x", one(None, 0.5)), ("y", one(0.2, None))]
+    )
+    assert summary["x"]["accuracy"]["global"]["mean"] is None
+    assert summary["y"]["difference"]["global"]["mean"] is None
+    assert summary["y"]["accuracy"]["predictor"] == {"mean": None, "std": None, "values": [0.9, None]}
+
+
+def test_domains_are_compared_where_all_runs_have_them() -> None:
+    some = {"wdp": 0.9, "cdp": 0.4, "acc": 0.5}
+    both = summarise([("x", one(0.1, 0.2, domains=some)), ("y", one(0.1, 0.2, domains={**some, "acc": 0.75}))])
+    assert both["y"]["difference"]["acc"]["mean"] == pytest.approx(0.25)
+    assert "acc" not in summarise([("x", one(0.1, 0.2, domains=some)), ("y", one(0.1, 0.2))])["x"]["accuracy"]
+
+
+# What it leaves
+
+
+def test_the_files(tmp_path: Path) -> None:
+    runs = [(name, one(0.5, None if name == "y" else 0.25, seed=s)) for s in (0, 1) for name in "xy"]
+    comparing.write(tmp_path, runs[:3])  # stopped in mid-comparison
+    assert len(json.loads((tmp_path / "comparison.json").read_text())["runs"]) == 3
+    comparing.write(tmp_path, runs)
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0] == {"method": "x", "seed": "0", "client": "global", "model": "global", "accuracy": "0.5"}
+    assert rows[1] == {"method": "x", "seed": "0", "client": "a", "model": "predictor", "accuracy": "0.25"}
+    assert rows[4] == {"method": "y", "seed": "0", "client": "a", "model": "predictor", "accuracy": ""}
+    assert len(rows) == 12
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert [r["method"] for r in report["runs"]] == ["x", "y", "x", "y"]
+    assert report["summary"] == json.loads(json.dumps(summarise(runs)))
