@@ -24,7 +24,6 @@ from mutua.ledger import may_leave
 from mutua.message import Kind, Message, Part, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, Independent, MixtureOfExperts
 from mutua.models import shared_names
-from mutua.participant import Modules, Participant
 from mutua.plan import Plan
 from mutua.recipe import Recipe
 from mutua.runner import run
@@ -269,16 +268,3 @@ def test_a_budget_binds_every_method_whose_clients_send(
     assert run(method, federation, **settings, budget={"bytes_up": sent}).ledger.bytes("up") == sent
     bound = run(method, federation, **settings, budget={"bytes_up": sent // 2})
     assert (bound.job.plan.rounds, bound.job.plan.steps, bound.ledger.bytes("up")) == (6, 2, sent // 2)
-
-
-def test_a_newcomer_cannot_predict_with_a_body_alone(
-    nets: SimpleNamespace, federate: Federate, simulate: Simulate, modules: Modules
-) -> None:
-    federation = federate(global_model={"name": nets.plain, "share": "body"})
-    done = simulate(FML(), federation, rounds=1)
-    newcomer = Participant(done.job, federation.clients[0], {}, 2, modules)
-    brief = done.job.method.brief(done.server, 2, "a")
-    with pytest.raises(InputError, match="the global is partial and predicts nothing alone"):
-        FML().personalise(newcomer, brief, "global")
-    FML().personalise(newcomer, brief, "finetune")
-    assert "tuned" in newcomer.state

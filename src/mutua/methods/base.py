@@ -212,8 +212,6 @@ class Hub(Method):
             raise InputError(f"how: '{how}' is not a way to join; {suggest(how, list(get_args(How)))}")
         if how == "mutual":
             raise InputError(f"how: 'mutual', but {self.name} does no mutual learning; use 'global' or 'finetune'")
-        if how == "global" and client.job.global_architecture.share != "all":
-            raise InputError("how: 'global', but the global is partial and predicts nothing alone; use 'finetune'")
         if how == "finetune":
             self.tune(client, brief, EarlyStopping(watch="tuned"))
 
