@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import HealthCheck, settings
 from torch import nn
 
 from mutua.data.samples import Samples
