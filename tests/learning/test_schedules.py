@@ -44,7 +44,7 @@ def refusal(**fields: Any) -> str:
 
 
 def values(schedule: Schedule, rounds: int) -> list[float]:
-    return [value(schedule, round, rounds) for round in range(1, rounds + 1)]  # noqa: A001
+    return [value(schedule, round, rounds) for round in range(1, rounds + 1)]
 
 
 @pytest.mark.parametrize(
