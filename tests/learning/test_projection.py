@@ -69,6 +69,13 @@ def test_a_zero_gradient_projects_nothing() -> None:
         assert torch.equal(pcgrad(one, other), one)
 
 
+def test_a_gradient_too_small_to_square_projects_nothing() -> None:
+    """In float32 its squared length is 0, though it points against: dividing by it would give infinities."""
+    g, tiny = torch.tensor([1.0, 2.0]), torch.tensor([-1e-30, 0.0])
+    assert float(g @ tiny) < 0 == float(tiny @ tiny)
+    assert torch.equal(project(g, tiny), g)
+
+
 def test_opposite_gradients_cancel() -> None:
     g = torch.tensor([3.0, -4.0])
     assert torch.allclose(project(g, -2 * g), torch.zeros(2))
