@@ -282,7 +282,7 @@ def normed(channels: int, classes: int) -> nn.Module:
 
 OPTIONS: dict[str, tuple[FedH2L, dict[str, Any], dict[str, Any]]] = {
     "E=3": (FedH2L(), {"steps": 3}, {"steps": 3}),
-    # Three samples more than six batches of four hold: a shuffle runs out in mid-round.
+    # More steps than batches: the shuffle runs out in mid-round, after a batch of less than four.
     "E=9": (FedH2L(), {"steps": 9}, {"steps": 9}),
     "E=3, difference": (FedH2L(local_gradient="difference"), {"steps": 3}, {"steps": 3, "difference": True}),
     "lr_mutual": (FedH2L(lr_mutual=0.005), {}, {"lr_mutual": lambda t: 0.005}),
