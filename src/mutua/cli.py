@@ -261,7 +261,7 @@ def export(
 
 @app.command()
 def methods() -> None:
-    """List the methods, what leaves a client with each, and what each can do."""
+    """List the methods: what they send and what they can do."""
     from mutua.message import Kind
     from mutua.methods import base
     from mutua.reports import console
@@ -411,7 +411,7 @@ def main() -> None:
             .replace("Input should be", "it must be")
         )
         command = context.command_path if (context := getattr(error, "ctx", None)) else "mutua"
-        _fail(f"{said}; see '{command} --help'", 2)
+        _fail(f"{said}{'' if said.endswith('?') else ';'} see '{command} --help'", 2)
     if stopped:
         _fail("stopped by Ctrl-C", 1)
 

@@ -166,7 +166,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
 def write(folder: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """comparison.csv, a row a method, seed and client, and comparison.json with the summary."""
     with (folder / "comparison.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["method", "seed", "client", "model", "accuracy"])
         for label, run in runs:
             writer.writerow([label, run["seed"], "global", "global", run["global"]["accuracy"]])

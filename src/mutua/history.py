@@ -64,6 +64,6 @@ class History:
     def write(self, path: Path) -> None:
         """The history as a tidy CSV file; an empty value is one that has no meaning."""
         with path.open("w", newline="") as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             writer.writerow(Row._fields)
             writer.writerows(self.rows)

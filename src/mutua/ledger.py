@@ -64,7 +64,7 @@ class Ledger:
     def write(self, path: Path) -> None:
         """The ledger as a tidy CSV file."""
         with path.open("w", newline="") as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             writer.writerow(Entry._fields)
             writer.writerows(self.entries)
 

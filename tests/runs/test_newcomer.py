@@ -142,7 +142,7 @@ def test_a_partial_global_takes_other_classes(finished: Finished, digits: Path, 
     held = dict(np.load(digits))
     np.savez(tmp_path / "parity.npz", x=held["x"], y=held["y"] % 2, classes=np.array(["even", "odd"]))
     run = RunFolder.open(finished(models=BODY)[0])
-    with pytest.raises(InputError, match="the global is partial and predicts nothing alone; use 'finetune'"):
+    with pytest.raises(InputError, match="--how: 'global', but the run's global is partial and predicts"):
         join(run, tmp_path / "parity.npz", how="global", out=tmp_path / "n")
     assert not (tmp_path / "n").exists()
     for how in ("finetune", "mutual"):

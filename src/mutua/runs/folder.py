@@ -151,7 +151,7 @@ class RunFolder:
     def _append(self, name: str, fields: tuple[str, ...], rows: Iterable[NamedTuple]) -> None:
         new = list(rows)[self._written[name] :]
         with (self.path / name).open("a", newline="") as file:
-            writer = csv.writer(file)
+            writer = csv.writer(file, lineterminator="\n")
             if file.tell() == 0:
                 writer.writerow(fields)
             writer.writerows(new)

@@ -63,6 +63,10 @@ def join(
     if name in run.clients():
         raise InputError(f"--name: '{name}' is in {run.path} already; give the newcomer a name of its own")
     architecture = shared.architecture
+    if how == "global" and architecture.share != "all":
+        raise InputError(
+            "--how: 'global', but the run's global is partial and predicts nothing alone; use 'finetune'"
+        )
     client = _client(name, data, shared, model, seed)
     Federation((client,), architecture).check(needs_global=True)
     plan = run.plan.model_copy(update={"seed": seed})

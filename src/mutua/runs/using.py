@@ -40,7 +40,7 @@ class Predictions:
 
     def write(self, file: TextIO) -> None:
         """CSV: sample, label, and a column a class."""
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["sample", "label", *self.classes])
         for name, label, row in zip(self.samples, self.labels, self.probabilities.tolist(), strict=True):
             writer.writerow([name, label, *(f"{p:.6f}" for p in row)])
