@@ -273,10 +273,16 @@ def test_join_predict_and_export(
     x, y = digits.x[4000:4040, 0].numpy(), digits.y[4000:4040].numpy()
     np.savez(tmp_path / "new.npz", x=x, y=y)
 
-    done = command("join", run, "--data", "new.npz", "--model", "mlp", "--how", "finetune", "--name", "eve")
+    (tmp_path / "join_nets.py").write_text(
+        "from torch import nn\n"
+        "def build(channels, size, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))\n"
+    )
+    words = ["--model", "join_nets:build", "--how", "mutual", "--name", "eve", "--seed", "1"]
+    done = command("join", run, "--data", "new.npz", *words)
     assert done.code == 0 and done.err == ""
     assert "eve: accuracy (%) on its own 8 test samples" in done.out
-    for row in ("the global as it is", "joined (finetune)", "trained alone"):
+    for row in ("the global as it is", "joined (mutual)", "trained alone"):
         assert re.search(rf"^{re.escape(row)} +\d+\.\d$", done.out, re.MULTILINE)
     done = command("join", run, "--data", "new.npz", "--how", "global", "--out", "joined", "--json")
     report = json.loads(done.out)

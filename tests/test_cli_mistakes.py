@@ -325,7 +325,7 @@ def one_line(
     return check
 
 
-@pytest.mark.parametrize(("line", "said"), told(MISTAKES))
+@pytest.mark.parametrize(("line", "said"), told(MISTAKES), ids=lambda text: text if text.startswith("$") else "")
 def test_a_mistake_is_one_clear_line(
     one_line: Callable[[str, str, int], None], tmp_path: Path, line: str, said: str
 ) -> None:
@@ -338,7 +338,7 @@ def test_a_mistake_is_one_clear_line(
     assert (tmp_path / "taken" / "precious").read_text() == "mine"
 
 
-@pytest.mark.parametrize(("line", "said"), told(FAILURES))
+@pytest.mark.parametrize(("line", "said"), told(FAILURES), ids=lambda text: text if text.startswith("$") else "")
 def test_a_run_that_fails_is_one_line_and_keeps_what_it_had(
     one_line: Callable[[str, str, int], None], tmp_path: Path, line: str, said: str
 ) -> None:
