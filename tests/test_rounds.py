@@ -93,7 +93,7 @@ def test_order_changes_nothing_where_tasks_differ(federate: Federate, simulate: 
 # Drawing
 
 
-@pytest.mark.parametrize(("clients", "fraction", "drawn"), [(4, 0.5, 2), (5, 0.5, 2), (4, 0.1, 1), (10, 0.3, 3)])
+@pytest.mark.parametrize(("clients", "fraction", "drawn"), [(4, 0.5, 2), (5, 0.5, 2), (4, 0.7, 2), (10, 0.3, 3)])
 def test_so_many_are_drawn_by_seed_and_differently_each_round(
     clients: int, fraction: float, drawn: int, federate: Federate, simulate: Simulate
 ) -> None:
@@ -118,6 +118,7 @@ def test_every_client_is_drawn_equally_often() -> None:
 
     ids = [str(k) for k in range(10)]
     assert plan.drawn(10) == 3
+    assert [Plan(client_fraction=0.29).drawn(n) for n in (100, 10, 1)] == [29, 2, 1]
     drawn = Counter(
         client
         for round in range(600)
