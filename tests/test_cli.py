@@ -380,7 +380,9 @@ def mutua_at(folder: Path, *words: str, **given: Any) -> subprocess.Popen[str]:
     program = Path(sys.executable).with_name("mutua")
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "MUTUA_DATA": str(folder)}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **given}
-    return subprocess.Popen([program, *words], cwd=folder, env=environment, text=True, **streams)
+    # A shell that runs the tests in the background makes them, and all they start, deaf to Ctrl-C.
+    hearing = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen([program, *words], cwd=folder, env=environment, text=True, **hearing, **streams)
 
 
 @pytest.fixture
