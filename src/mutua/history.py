@@ -54,7 +54,7 @@ class History:
         return rows[-1].value if rows else None
 
     def curve(self, model: str, split: str = "test", metric: str = "accuracy") -> list[tuple[int, float]]:
-        """By round, the unweighted mean over clients (over the one server for the common test set)."""
+        """By round, the unweighted mean over clients."""
         by_round: dict[int, list[float]] = {}
         for row in self.select(model=model, split=split, metric=metric):
             if row.client != "global" and row.value is not None:

@@ -76,6 +76,7 @@ class Participant:
         self.modules = modules
         self.numbers = job.method.numbers(min(max(round, 1), job.plan.rounds or 1), job.plan.rounds or 1)
         self.terms: dict[str, float] = {}
+        self._counters: Tensors = {}
         self._seed = private(job.plan.seed, client.id)
 
     @property
@@ -126,6 +127,7 @@ class Participant:
     def _spliced(self, role: str, brief: Message | None) -> nn.Module:
         assert brief is not None, "a hub method briefs every client with the global"
         shared = brief.arrays("global")
+        self._counters = {name: array for name, array in shared.items() if not array.is_floating_point()}
         architecture = self.job.global_architecture
         if architecture.share != "all" and "adaptor" not in self.state:
             fresh = build(architecture, self.client, derive(self._seed, "adaptor", "initialisation"))
@@ -133,8 +135,12 @@ class Participant:
         return self.modules.get(role, architecture, self.client, {**self.state.get("adaptor", {}), **shared})
 
     def shared(self, meme: nn.Module) -> Tensors:
-        """The part of the meme that the federation shares: all that may leave of it."""
-        state = _copy(meme)
+        """The part of the meme that the federation shares: all that may leave of it.
+
+        Whole numbers go back as they came: batch-norm's counter of batches would give away how many samples
+        a client has.
+        """
+        state = _copy(meme) | self._counters
         return {name: state[name] for name in shared_names(meme, self.job.global_architecture.share)}
 
     def keep(self, name: str, model: nn.Module) -> None:

@@ -183,3 +183,15 @@ def test_evaluation_leaves_nothing_with_the_server(
     sent = [[message for _, _, message in crossed(run)] for run in runs]
     assert sent[0] == sent[1]
     assert set(runs[0].server.state) == {"global"}
+
+
+@pytest.mark.parametrize("method", [FML(), FedAvg(weights="uniform")], ids=lambda method: method.name)
+def test_batch_norms_counter_does_not_tell_how_many_samples_a_client_has(method, federate, simulate, nets) -> None:
+    run = simulate(method, federate((5, 40), models=nets.normed, global_model=nets.normed), rounds=2)
+    for (round, client), reply in run.engine.replies.items():
+        sent = reply.message.arrays("meme")["norm.num_batches_tracked"]
+        assert torch.equal(sent, run.engine.briefs[round, client].arrays("global")["norm.num_batches_tracked"])
+        assert not torch.equal(
+            reply.message.arrays("meme")["norm.running_mean"],
+            run.engine.briefs[round, client].arrays("global")["norm.running_mean"],
+        )
