@@ -22,6 +22,7 @@ from PIL import Image
 import mutua
 from mutua.data.sources import load
 from mutua.methods import base
+from mutua.recipe import Recipe
 from mutua.runs.folder import RunFolder
 
 Command = Callable[..., Any]
@@ -260,6 +261,21 @@ def test_a_comparison_that_is_stopped_keeps_what_it_had(
     kept = json.loads((tmp_path / "x" / "comparison.json").read_text())
     assert [one["method"] for one in kept["runs"]] == ["fml"] and list(kept["summary"]) == ["fml"]
     assert RunFolder.open(tmp_path / "x" / "fml-0").client("c0").predictor()
+
+
+@pytest.mark.parametrize(
+    "words", ["run tiny.yaml --json", "compare tiny.yaml --methods fml", "data show tiny.yaml"]
+)
+def test_ctrl_c_before_anything_has_run(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recipe, "federation", stop)
+    done = command(*words.split())
+    assert (done.code, done.out, done.err) == (1, "", "mutua: stopped by Ctrl-C\n")
+    assert not list(tmp_path.glob("runs/*"))
 
 
 # Using a result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -398,9 +397,6 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except typer.Abort:
         stopped = True
-    except BrokenPipeError:  # whoever read our output has gone; Python would complain when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find
             raise

@@ -76,6 +76,18 @@ def test_a_result(finished: Runs, printed: Callable[[], str]) -> None:
     assert "left the clients: weights (meme), count (samples)" in text
 
 
+def test_the_weighted_mean_stands_beside(finished: Runs, printed: Callable[[], str]) -> None:
+    data = {"name": "mnist5k", "samples_per_client": 60}
+    _, result = finished("fedavg", data=data, partition={"kind": "lognormal", "clients": 3, "sigma": 1.0})
+    sizes = [len(client.client.test) for client in result.clients]
+    right = [client.accuracy() for client in result.clients]
+    weighted, plain = sum(n * a for n, a in zip(sizes, right, strict=True)) / sum(sizes), sum(right) / 3
+    assert percent(weighted) != percent(plain)
+    console.show_result(result)
+    rows = {line.split()[0]: line.split() for line in printed().splitlines() if line.strip()}
+    assert rows["mean"][1] == percent(plain) and rows["weighted"][1] == percent(weighted)
+
+
 def test_a_result_without_a_global(finished: Runs, printed: Callable[[], str]) -> None:
     _, result = finished("independent")
     console.show_result(result)
@@ -153,7 +165,8 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
         bar(ended(2))
         unmeasured = history(2, 0.5, 0.75)
         unmeasured.add(3, "c0", "meme", "train", "objective", 1.0)
-        bar(RoundEnded(3, unmeasured, None))  # type: ignore[arg-type]  # a round that is not evaluated says nothing
+        for nothing_new in (unmeasured, history(2, 0.5, 0.75)):  # a round that is not evaluated says nothing
+            bar(RoundEnded(3, nothing_new, None))  # type: ignore[arg-type]
         bar(Rejected(4, "c1", "it holds NaN"))
         bar(Finished())
     said = capsys.readouterr()

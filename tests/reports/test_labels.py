@@ -86,6 +86,13 @@ def test_columns_by_number_where_names_are_too_wide(shown: Callable[..., Any]) -
     assert shown(counted(names), width=200)[1] == ["client", *names, "train", "val", "test"]
 
 
+def test_the_sizes_beside_the_classes_need_room_too(shown: Callable[..., Any]) -> None:
+    classes = [f"class-{i}" for i in range(6)]  # 9 columns each with the gap: 54
+    assert shown(counted(classes), width=90)[1] == ["client", *classes, "train", "val", "test"]
+    assert shown(counted(classes), width=60)[1] == ["client", *"012345", "train", "val", "test"]
+    assert shown(counted(classes), width=40)[1] == ["client", "classes", "train", "val", "test"]
+
+
 def test_only_how_many_where_nothing_fits(shown: Callable[..., Any]) -> None:
     lines = shown(counted([f"class {i}" for i in range(100)]))
     assert lines[1] == ["client", "classes", "train", "val", "test"]
