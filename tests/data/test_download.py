@@ -58,8 +58,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
         content = body[start:][: server.hang_up_after]
+        server.sent += len(content)  # before the write: the test reads it as soon as the last byte has come
         self.wfile.write(content)
-        server.sent += len(content)
 
     def log_message(self, *_: object) -> None:
         pass
