@@ -17,7 +17,7 @@ from mutua.message import Message, Tensors
 from mutua.methods.base import Server
 from mutua.participant import Job, Reply
 from mutua.seeds import numpy_stream, public
-from mutua.store import State
+from mutua.store import Store
 from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
@@ -26,8 +26,12 @@ Briefs = Mapping[str, Message | None]
 class Engine(Protocol):
     """Where clients run. An engine moves messages and runs the clients' side of a method."""
 
-    def open(self, job: Job, federation: Federation) -> None:
-        """Take the job and make ready."""
+    @property
+    def stores(self) -> Mapping[str, Store]:
+        """What each client keeps: in a simulation the observer may look."""
+
+    def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
+        """Take the job and make ready; `stores` are what clients kept when the run was stopped."""
 
     def start(self) -> None:
         """Every client's `start`."""
@@ -43,9 +47,6 @@ class Engine(Protocol):
 
     def evaluate_global(self, state: Tensors) -> Metrics:
         """A complete global on the common test set."""
-
-    def states(self) -> Mapping[str, State]:
-        """What each client keeps: in a simulation the observer may look."""
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -56,7 +56,7 @@ def run(
     try:
         rounds = Rounds(job, federation, site, callbacks)
         rounds.run()
-        states = site.states()
+        stores = site.stores
     finally:
         site.close()
     server = rounds.server
@@ -64,7 +64,7 @@ def run(
         ClientResult(
             client,
             job,
-            states[client.id],
+            stores[client.id].state,
             method.brief(server, plan.rounds + 1, client.id),
             rounds.history,
         )

@@ -14,17 +14,17 @@ from mutua.learning.evaluation import measure
 from mutua.message import Tensors
 from mutua.participant import Job, Modules, Reply, assess, work
 from mutua.rounds import Briefs
-from mutua.store import State, Store
+from mutua.store import Store
 
 
 class LocalEngine:
     """Clients take turns on one thread, so a run's bytes do not depend on the number of cores."""
 
-    def open(self, job: Job, federation: Federation) -> None:
+    def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
         """Take the job; stores live in memory."""
         self.job, self.federation = job, federation
         self.modules = Modules(device(job.plan.device))
-        self.stores = {client.id: Store() for client in federation.clients}
+        self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
 
@@ -61,10 +61,6 @@ class LocalEngine:
         assert self.federation.test is not None
         model = self.modules.get("meme", self.job.global_architecture, client, state)
         return measure(model, self.federation.test, client.task, self.modules.device)
-
-    def states(self) -> Mapping[str, State]:
-        """Each client's newest state."""
-        return {client: store.state for client, store in self.stores.items()}
 
     def close(self) -> None:
         """Give the threads back."""
