@@ -20,6 +20,7 @@ from mutua.data.samples import Samples
 from mutua.errors import MutuaError, RunError
 from mutua.federation import Client, build
 from mutua.learning.evaluation import measure, probabilities
+from mutua.learning.layout import channels_last, lay_channels_last
 from mutua.learning.optimizers import restore, state_of
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Models, Objective, Trainer, own_streams
@@ -181,6 +182,7 @@ class Participant:
             join_single=self._has_batch_norm() or any(map(batch_normed, (models or {}).values())),
             augmentations=plan.augment,
             device=self.modules.device,
+            channels_last=bool(models) and all(map(channels_last, (models or {}).values())),
         )
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
@@ -281,6 +283,7 @@ class Modules:
             module = self.built[key] = build(architecture, client, 0, classes).to(self.device)
             saved = module.state_dict()
             self.unsaved[module] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
+            lay_channels_last(module, client.train.preprocess(client.train.x[[0, 0]]).to(self.device))
         return self.built[key]
 
 
@@ -369,4 +372,7 @@ def assess(
 
 
 def _copy(module: nn.Module) -> Tensors:
-    return {name: array.detach().clone().cpu() for name, array in module.state_dict().items()}
+    return {
+        name: array.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, array in module.state_dict().items()
+    }

@@ -696,9 +696,9 @@ def test_the_predictor_is_a_copy_after_the_pending_update_which_finish_makes_onc
         assert identical(dict(method.predictor(after, run.engine.briefs[4, client]).state_dict()), served)
         method.finish(after, run.engine.briefs[4, client])
         assert identical(after.state["personal"], served)
-    before = run.engine.states()
+    before = {client: run.engine.stores[client].state for client in IDS}
     run.engine.finish(4, {client: run.engine.briefs[4, client] for client in IDS})
-    assert all(run.engine.states()[client] is before[client] for client in IDS)
+    assert all(run.engine.stores[client].state is before[client] for client in IDS)
 
 
 def test_same_seed_same_bytes_another_seed_others(peers: Any, exchange: Any) -> None:

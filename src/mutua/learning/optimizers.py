@@ -37,8 +37,15 @@ class SGD(_Optimizer):
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """A torch optimizer over these parameters."""
         nesterov = self.nesterov and self.momentum > 0
-        return torch.optim.SGD(
-            parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=nesterov
+        return _guarded(
+            torch.optim.SGD(
+                parameters,
+                lr,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                nesterov=nesterov,
+                fused=True,
+            )
         )
 
 
@@ -52,13 +59,16 @@ class Adam(_Optimizer):
 
     def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """A torch optimizer over these parameters."""
-        return torch.optim.Adam(
-            parameters,
-            lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            amsgrad=self.name == "amsgrad",
+        return _guarded(
+            torch.optim.Adam(
+                parameters,
+                lr,
+                betas=self.betas,
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+                amsgrad=self.name == "amsgrad",
+                fused=True,
+            )
         )
 
 
@@ -72,10 +82,29 @@ def _named(given: object) -> object:
 Optimizer = Annotated[SGD | Adam, Field(discriminator="name"), BeforeValidator(_named)]
 
 
+def _guarded(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Make a fused optimizer safe: it takes all memory to lie as the parameter's does, and asks nobody."""
+    optimizer.register_step_pre_hook(lambda optimizer, *_: _align(optimizer))
+    return optimizer
+
+
+def _align(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and gradient.stride() != parameter.stride():
+                parameter.grad = _like(parameter, gradient)
+
+
+def _like(parameter: Tensor, array: Tensor) -> Tensor:
+    """The same numbers, lying in memory as the parameter's do."""
+    return torch.empty_like(parameter).copy_(array)
+
+
 def state_of(optimizer: torch.optim.Optimizer) -> Tensors:
     """What the optimizer remembers, as arrays named `parameter number.what`."""
     return {
-        f"{number}.{what}": array.detach().clone().cpu()
+        f"{number}.{what}": array.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for number, memory in optimizer.state_dict()["state"].items()
         for what, array in memory.items()
         if isinstance(array, Tensor)
@@ -84,8 +113,10 @@ def state_of(optimizer: torch.optim.Optimizer) -> Tensors:
 
 def restore(optimizer: torch.optim.Optimizer, arrays: Tensors) -> None:
     """Let the optimizer go on from what `state_of` kept."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     memory: dict[int, Tensors] = {}
     for name, array in arrays.items():
         number, _, what = name.partition(".")
-        memory.setdefault(int(number), {})[what] = array.clone()
+        parameter = parameters[int(number)].detach()
+        memory.setdefault(int(number), {})[what] = _like(parameter, array) if array.dim() else array.clone()
     optimizer.load_state_dict({**optimizer.state_dict(), "state": memory})

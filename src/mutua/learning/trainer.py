@@ -62,10 +62,11 @@ class Loader:
         join_single: bool = False,
         augmentations: Sequence[Augment] = (),
         device: torch.device | str = "cpu",
+        channels_last: bool = False,
     ) -> None:
         self.samples, self.task, self.batch_size = samples, task, batch_size
         self.generator, self.join_single = generator, join_single
-        self.augmentations, self.device = augmentations, device
+        self.augmentations, self.device, self.channels_last = augmentations, device, channels_last
         self.labels = samples.y.to(device)
         self._prepared: Tensor | None = None
 
@@ -86,7 +87,7 @@ class Loader:
 
     def _prepare(self) -> None:
         if self._prepared is None:
-            self._prepared = self.samples.preprocess(self.samples.x).to(self.device)
+            self._prepared = self._ready(self.samples.x)
 
     def _epoch(self) -> Iterator[Batch]:
         order = torch.randperm(len(self.samples), generator=self.generator)
@@ -95,13 +96,19 @@ class Loader:
             last = cuts.pop()
             cuts.append(torch.cat([cuts.pop() if cuts else last, last]))
         for cut in cuts:
-            if self._prepared is None:
-                x = self.samples.preprocess(self.samples.x[cut]).to(self.device)
-            else:
-                x = self._prepared[cut.to(self.device)]
+            at = cut.to(self.device)
+            rows = (
+                self._ready(self.samples.x[cut]) if self._prepared is None else self._prepared.index_select(0, at)
+            )
+            x = rows.permute(0, 3, 1, 2) if self.channels_last else rows
             if self.augmentations:
                 x = augment(x, self.augmentations, self.generator)
-            yield Batch(x, self.labels[cut.to(self.device)], self.task, cut)
+            yield Batch(x, self.labels.index_select(0, at), self.task, cut)
+
+    def _ready(self, x: Tensor) -> Tensor:
+        """A model's inputs, one row a sample; channels lie last where the models want them so."""
+        x = self.samples.preprocess(x).to(self.device)
+        return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x
 
 
 class Trainer:
@@ -111,6 +118,7 @@ class Trainer:
         self.models = models
         self.optimizers = optimizers
         self.numbers = numbers
+        self._parameters = [p for model in models.values() for p in model.parameters() if p.requires_grad]
         self._sums: dict[str, Tensor] = {}
         self._counts: Counter[str] = Counter()
 
@@ -127,13 +135,13 @@ class Trainer:
         self._differentiate(terms)
         self._log(terms)
         return torch.cat(
-            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self._parameters()]
+            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in self._parameters]
         )
 
     def apply(self, vector: Tensor, lr: float | None = None) -> None:
         """Step the optimizers as if `vector` were the gradient; `lr` is for this step only."""
         start = 0
-        for parameter in self._parameters():
+        for parameter in self._parameters:
             parameter.grad = vector[start : start + parameter.numel()].view_as(parameter).clone()
             start += parameter.numel()
         for optimizer in self.optimizers.values():
@@ -150,17 +158,17 @@ class Trainer:
         self._sums, self._counts = {}, Counter()
         return means
 
-    def _parameters(self) -> list[nn.Parameter]:
-        return [p for model in self.models.values() for p in model.parameters() if p.requires_grad]
-
     def _differentiate(self, terms: Terms) -> None:
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(terms.values())).sum().backward()
+        for parameter in self._parameters:
+            parameter.grad = None
+        torch.autograd.backward([term for term in terms.values() if term.requires_grad])
 
     def _log(self, terms: Terms) -> None:
         for name, term in terms.items():
-            self._sums[name] = self._sums.get(name, torch.zeros((), device=term.device)) + term.detach()
+            if name in self._sums:
+                self._sums[name] += term.detach()
+            else:
+                self._sums[name] = term.detach().clone()
             self._counts[name] += 1
 
 

@@ -1,0 +1,249 @@
+"""How fast mutua is, as a ratio to a plain PyTorch loop that does the same work on the same machine.
+
+`python benchmarks/speed.py` runs every workload; `--quick` a short pass that fails where a ratio has fallen below
+85 % of the recorded one (benchmarks/recorded.json, written by `--record`).
+
+Rounds of mutua and of the plain loop alternate in one process tree, so that whatever else the machine does falls
+on both. Both train the same batches from the same weights; after the first round their weights are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from plain import SGD, PlainFML
+from torch.utils.data import TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+import mutua
+import mutua.result
+from mutua.data.samples import Samples, together
+from mutua.federation import Client, Federation, build
+from mutua.models import Architecture
+from mutua.participant import initial_seed
+from mutua.rounds import Event, RoundEnded, RoundStarted
+from mutua.seeds import derive, private, torch_stream
+
+RECORDED = Path(__file__).with_name("recorded.json")
+FLOOR = 0.85
+THREADS = int(os.environ.get("PLAIN_THREADS", os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients with so many samples each, one model for all, and a test set as large as `test` says."""
+
+    name: str
+    model: str
+    clients: int
+    batch: int
+    samples: int
+    test: int
+    bar: float
+    channels: int = 1
+    size: int = 28
+    quick: float = 0.25
+    """The part of the samples in a quick pass."""
+
+
+WORKLOADS = [
+    Workload("MLP, 5 clients", "mlp", 5, 128, 2560, 256, 2.2),
+    Workload("LeNet5, 5 clients", "lenet5", 5, 128, 1280, 128, 1.6),
+    Workload("LeNet5, 20 clients", "lenet5", 20, 16, 320, 32, 2.3),
+    Workload("CNN1, 5 clients", "cnn1", 5, 128, 1280, 128, 1.6),
+    Workload("CNN2, 5 clients", "cnn2", 5, 128, 256, 26, 1.7, quick=0.5),
+    Workload("CNN1, 100 clients", "cnn1", 100, 10, 100, 10, 2.3, quick=1.0),
+    Workload("ResNet18, 4 clients", "resnet18", 4, 32, 64, 6, 1.0, channels=3, size=32, quick=0.5),
+    Workload("CNN-5x5, 8 clients", "cnn-5x5", 8, 50, 300, 420, 1.9, quick=0.5),
+]
+
+
+@dataclass
+class Race:
+    """A run of mutua in whose pauses the plain loop does the same round."""
+
+    workload: Workload
+    rounds: int
+    part: float = 1.0
+    mine: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+
+    def run(self, workers: int | None = None) -> None:
+        """All rounds; the first one is for warming up and for comparing weights, and is not timed."""
+        self.federation = federation(self.workload, self.part)
+        self.loop = plain(self.federation)
+        fml(self.workload, self.federation, self.rounds + 1, workers, self)
+
+    def __call__(self, event: Event) -> None:
+        """Time mutua's round, then do and time the plain one."""
+        if isinstance(event, RoundStarted):
+            self.began = time.perf_counter()
+        elif isinstance(event, RoundEnded) and event.round:
+            mine = time.perf_counter() - self.began
+            batches = {c.id: cuts(c, event.round, self.workload.batch) for c in self.federation.clients}
+            torch.set_num_threads(THREADS)
+            began = time.perf_counter()
+            self.loop.round(batches)
+            took = time.perf_counter() - began
+            torch.set_num_threads(1)
+            if event.round == 1:
+                self.after_one = {name: array.clone() for name, array in self.loop.shared.state_dict().items()}
+            else:
+                self.mine.append(mine)
+                self.plain.append(took)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The plain loop's time over mutua's, round by round."""
+        return [b / a for a, b in zip(self.mine, self.plain, strict=True)]
+
+    def difference(self) -> float:
+        """How far the two globals are apart after one round, relative to their size."""
+        found = fml(self.workload, self.federation, 1).global_state
+        assert found is not None
+        floats = [name for name, array in found.items() if array.is_floating_point()]
+        mine, other = (torch.cat([state[n].flatten() for n in floats]) for state in (found, self.after_one))
+        return float((mine - other).norm() / other.norm())
+
+
+def fml(
+    workload: Workload, among: Federation, rounds: int, workers: int | None = None, *callbacks: Any
+) -> mutua.result.Result:
+    """FML as the plain loop does it."""
+    return mutua.run(
+        mutua.methods.FML(alpha=0.5, beta=0.5),
+        among,
+        rounds=rounds,
+        epochs=1,
+        batch_size=workload.batch,
+        optimizer=mutua.SGD(**SGD),
+        device="cpu",
+        callbacks=callbacks,
+        **({} if workers is None else {"workers": workers}),
+    )
+
+
+def federation(workload: Workload, part: float = 1.0) -> Federation:
+    """Clients with images of noise: speed does not depend on what is in them."""
+    model = Architecture.of(workload.model)
+    n, m = max(workload.batch, round(workload.samples * part)), max(1, round(workload.test * part))
+    stream = torch_stream(0, workload.name)
+
+    def samples(number: int) -> Samples:
+        shape = (number, workload.channels, workload.size, workload.size)
+        x = torch.randint(256, shape, dtype=torch.uint8, generator=stream)
+        return Samples.of(x, torch.randint(10, (number,), generator=stream), classes=[str(c) for c in range(10)])
+
+    clients = []
+    for k in range(workload.clients):
+        train, test = samples(n), samples(m)
+        clients.append(Client(f"c{k:03}", train, test.take([]), test, model))
+    return Federation(tuple(clients), model, together([client.test for client in clients]))
+
+
+def plain(among: Federation) -> PlainFML:
+    """The plain loop over the same clients, from the same weights."""
+    shared = among.global_model
+    assert shared is not None
+    first = among.clients[0]
+    personals = {
+        c.id: build(c.model, c, derive(private(0, c.id), "personal", "initialisation")) for c in among.clients
+    }
+
+    def tensors(samples: Samples) -> TensorDataset:
+        return TensorDataset(samples.preprocess(samples.x), samples.y)
+
+    assert among.test is not None
+    return PlainFML(
+        build(shared, first, initial_seed(0)),
+        personals,
+        {c.id: tensors(c.train) for c in among.clients},
+        {c.id: tensors(c.test) for c in among.clients},
+        tensors(among.test),
+    )
+
+
+def cuts(client: Client, round: int, batch: int) -> list[list[int]]:
+    """The batches that mutua draws for this client in this round."""
+    stream = torch_stream(private(0, client.id), round, "batches")
+    order = torch.randperm(len(client.train), generator=stream)
+    return [cut.tolist() for cut in order.split(batch)]
+
+
+def peak(seconds: float = 1.0) -> float:
+    """FLOP/s of a large matrix product on all cores: what the machine can do, now."""
+    torch.set_num_threads(THREADS)
+    a = torch.randn(1024, 1024)
+    best, until = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        a @ a
+        best = max(best, 2 * 1024**3 / (time.perf_counter() - began))
+    torch.set_num_threads(1)
+    return best
+
+
+def flops(race: Race) -> int:
+    """Floating-point operations of a round: forward and backward of both models, and the evaluation."""
+    loop = plain(race.federation)
+    batches = {c.id: cuts(c, 1, race.workload.batch) for c in race.federation.clients[:1]}
+    with FlopCounterMode(display=False) as counter:
+        loop.personals = dict(list(loop.personals.items())[:1])
+        loop.common = next(iter(loop.test.values()))
+        loop.round(batches)
+    return counter.get_total_flops() * len(race.federation.clients)
+
+
+def main() -> int:
+    """The table, and with `--quick` the guard."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--quick", action="store_true", help="a short pass that fails below 85 %% of the record")
+    options.add_argument("--record", action="store_true", help="keep the ratios of this pass as the record")
+    options.add_argument("--rounds", type=int, default=None, help="timed rounds a workload")
+    options.add_argument("--workers", type=int, default=None, help="mutua's workers; the number of cores")
+    options.add_argument("--only", default="", help="workloads whose name contains this")
+    given = options.parse_args()
+    rounds = given.rounds or (3 if given.quick else 7)
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    fallen = []
+    print(
+        f"{'workload':22}{'plain s':>9}{'mutua s':>9}{'ratio':>8}{'spread':>14}{'bar':>6}{'of peak':>9}{'apart':>10}"
+    )
+    for workload in WORKLOADS:
+        if given.only.lower() not in workload.name.lower():
+            continue
+        race = Race(workload, rounds, workload.quick if given.quick else 1.0)
+        race.run(given.workers)
+        ratios, mine = race.ratios, statistics.median(race.mine)
+        ratio = statistics.median(ratios)
+        apart = race.difference()
+        share = flops(race) / mine / peak()
+        print(
+            f"{workload.name:22}{statistics.median(race.plain):9.3f}{mine:9.3f}{ratio:8.2f}"
+            f"{min(ratios):7.2f}-{max(ratios):<6.2f}{workload.bar:6.1f}{share:9.0%}{apart:10.1e}",
+            flush=True,
+        )
+        if apart > 1e-4:
+            fallen.append(f"{workload.name}: weights differ by {apart:.1e}")
+        if given.quick and ratio < FLOOR * recorded.get(workload.name, 0):
+            fallen.append(f"{workload.name}: {ratio:.2f} is below {FLOOR:.0%} of {recorded[workload.name]:.2f}")
+        if given.record:
+            recorded[workload.name] = round(ratio, 2)
+    if given.record:
+        RECORDED.write_text(json.dumps(recorded, indent=2) + "\n")
+    for line in fallen:
+        print(line, file=sys.stderr)
+    return 1 if fallen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
