@@ -215,9 +215,7 @@ def main() -> int:
     rounds = given.rounds or (3 if given.quick else 7)
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     fallen = []
-    print(
-        f"{'workload':22}{'plain s':>9}{'mutua s':>9}{'ratio':>8}{'spread':>14}{'bar':>6}{'of peak':>9}{'apart':>10}"
-    )
+    print("workload                plain s  mutua s   ratio        spread   bar  of peak     apart")
     for workload in WORKLOADS:
         if given.only.lower() not in workload.name.lower():
             continue
