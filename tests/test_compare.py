@@ -107,6 +107,9 @@ def test_what_cannot_run_is_known_before_anything_has_run(tiny: dict[str, Any]) 
     rivals = contenders("independent,fedavg", recipe)
     with pytest.raises(InputError, match=r"--methods: 'fedavg': models\.global: missing"):
         next(comparing.compare(recipe, rivals, [0], lambda *_: pytest.fail("one has run")))
+    few = recipe.with_(min_replies=3, models=Recipe.of(tiny).models)
+    with pytest.raises(InputError, match="--methods: 'fedavg': min_replies: 3, but a round draws 2 of 2 clients"):
+        next(comparing.compare(few, rivals, [0], lambda *_: pytest.fail("one has run")))
     rivals = contenders("independent,fedmd", recipe)
     with pytest.raises(InputError, match="--methods: 'fedmd': public: missing"):
         next(comparing.compare(recipe, rivals, [0], lambda *_: pytest.fail("one has run")))
@@ -129,6 +132,7 @@ def one(
 ) -> dict[str, Any]:
     return {
         "seed": seed,
+        "selection": "last",
         "global": {"accuracy": shared, "loss": 1.0},
         "mean": {"predictor": {"accuracy": own}},
         "clients": [{"id": "a", "accuracy": {"predictor": own, "global": shared}}],
@@ -186,9 +190,10 @@ def test_the_files(tmp_path: Path) -> None:
     comparing.write(tmp_path, runs)
     with (tmp_path / "comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows[0] == {"method": "x", "seed": "0", "client": "global", "model": "global", "accuracy": "0.5"}
-    assert rows[1] == {"method": "x", "seed": "0", "client": "a", "model": "predictor", "accuracy": "0.25"}
-    assert rows[4] == {"method": "y", "seed": "0", "client": "a", "model": "predictor", "accuracy": ""}
+    assert list(rows[0]) == ["method", "seed", "client", "model", "selection", "accuracy"]
+    assert list(rows[0].values()) == ["x", "0", "global", "global", "last", "0.5"]
+    assert list(rows[1].values()) == ["x", "0", "a", "predictor", "last", "0.25"]
+    assert list(rows[4].values()) == ["y", "0", "a", "predictor", "last", ""]
     assert len(rows) == 12
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert [r["method"] for r in report["runs"]] == ["x", "y", "x", "y"]

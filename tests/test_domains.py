@@ -38,14 +38,13 @@ EACH = [name for name in methods.names() if name != "centralised"]
 
 @pytest.fixture
 def domains(federate: Federate, blobs: Blobs) -> Federation:
-    """Three domains with tests of 11, 7 and 20 samples, each showing the features in another order."""
+    """Three domains, tests of 11, 7 and 20 samples, 4 more in val, each with the features in another order."""
     federation = federate([9, 12, 7])
     clients, parts = [], {}
     for k, (client, n) in enumerate(zip(federation.clients, (11, 7, 20), strict=True)):
-        seen = [
-            replace(s, x=s.x.roll(k, 1))
-            for s in (client.train, client.val, blobs(n, seed=700 + k), blobs(5, seed=800 + k))
-        ]
+        val = blobs(n + 4, seed=600 + k)
+        parts_of = (client.train, val, blobs(n, seed=700 + k), blobs(5, seed=800 + k))
+        seen = [replace(s, x=s.x.roll(k, 1)) for s in parts_of]
         clients.append(replace(client, train=seen[0], val=seen[1], test=seen[2], domain=f"turned-{k}"))
         parts[client.id] = seen[3]
     return replace(federation, clients=tuple(clients), public=Public(parts))
@@ -57,17 +56,17 @@ def correct(model: nn.Module, samples: Samples) -> int:
         return int((model(samples.preprocess(samples.x)).argmax(1) == samples.y).sum())
 
 
-def by_hand(federation: Federation, client: str, model: nn.Module) -> dict[str, float]:
+def by_hand(federation: Federation, client: str, model: nn.Module, split: str = "test") -> dict[str, float]:
     """Right answers counted over own samples, over the others' pooled samples, and over all."""
-    own = federation[client].test
-    others = [c.test for c in federation.clients if c.id != client]
+    own = getattr(federation[client], split)
+    others = [getattr(c, split) for c in federation.clients if c.id != client]
     n, right = len(own), correct(model, own)
     m, elsewhere = sum(map(len, others)), sum(correct(model, test) for test in others)
     return {"wdp": right / n, "cdp": elsewhere / m, "acc": (right + elsewhere) / (n + m)}
 
 
-def metrics(history: Any, client: str, round: int) -> dict[str, float | None]:
-    rows = history.select(client=client, round=round, model="predictor", split="test")
+def metrics(history: Any, client: str, round: int, split: str = "test") -> dict[str, float | None]:
+    rows = history.select(client=client, round=round, model="predictor", split=split)
     return {row.metric: row.value for row in rows if row.metric in ("wdp", "cdp", "acc")}
 
 
@@ -79,6 +78,8 @@ def test_after_the_last_round_of_every_method(name: str, domains: Federation) ->
     for client in result.clients:
         expected = by_hand(domains, client.id, client.predictor.model)
         assert metrics(result.history, client.id, 2) == pytest.approx(expected, abs=1e-12)
+        on_val = by_hand(domains, client.id, client.predictor.model, "val")
+        assert metrics(result.history, client.id, 2, "val") == pytest.approx(on_val, abs=1e-12)
         assert metrics(result.history, client.id, 2)["wdp"] == client.accuracy()
         assert (
             set(metrics(result.history, client.id, 0))
@@ -89,7 +90,7 @@ def test_after_the_last_round_of_every_method(name: str, domains: Federation) ->
     assert len(different) > 3
     # They are the observer's, of the model that a client serves with: no other has any, and nothing crosses.
     assert {row.model for row in result.history if row.metric in ("wdp", "cdp", "acc")} == {"predictor"}
-    assert {row.split for row in result.history if row.metric in ("wdp", "cdp", "acc")} == {"test"}
+    assert {row.split for row in result.history if row.metric in ("wdp", "cdp", "acc")} == {"val", "test"}
     assert not [entry for entry in result.ledger if entry.kind == "metric"]
 
 

@@ -14,15 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from mutua.errors import Refused, RunError
+from mutua.errors import InputError, Refused, RunError
 from mutua.federation import Federation
 from mutua.learning.evaluation import measure
 from mutua.learning.metrics import SCALARS
 from mutua.learning.optimizers import SGD
 from mutua.message import Message, Tensors, count, weights
-from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent
+from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.plan import Plan
 from mutua.rounds import Finished, Rejected, RoundEnded, RoundStarted, Started, Trained
+from mutua.runner import run as run_method
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
@@ -247,10 +248,60 @@ def test_methods_that_send_nothing_need_no_replies(federate: Federate, simulate:
     assert isinstance(run.events[-1], Finished)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_replies": 4}, "min_replies: 4, but a round draws 3 of 3 clients; give at most 3"),
+        (
+            {"min_replies": 2, "client_fraction": 0.4},
+            "min_replies: 2, but a round draws 1 of 3 clients; give at most 1",
+        ),
+    ],
+)
+def test_a_minimum_that_no_round_can_reach_is_refused_before_anything_runs(
+    settings: dict[str, Any], said: str, federate: Federate
+) -> None:
+    events: list[Any] = []
+    with pytest.raises(InputError) as refused:
+        run_method(FML(), federate(), rounds=1, callbacks=[events.append], **settings)
+    assert str(refused.value) == said and not events
+    run_method(Independent(), federate(), rounds=0, **settings)  # which sends nothing
+    run_method(FML(), federate(), rounds=1, min_replies=3, device="cpu")
+
+
+def test_a_minimum_counts_those_who_may_be_drawn(federate: Federate) -> None:
+    federation = federate()
+    a, *rest = federation.clients
+    out = replace(a, opt_in=torch.zeros(len(a.train), dtype=torch.bool))
+    with pytest.raises(InputError, match="min_replies: 3, but a round draws 2 of 3 clients; give at most 2"):
+        run_method(FedAvg(), replace(federation, clients=(out, *rest)), rounds=1, min_replies=3)
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (FineTuned(tune_epochs=1), True),
+        (MixtureOfExperts(mixture_epochs=1), True),
+        (Independent(patience=1, most_epochs=1), True),
+        (Independent(), False),
+        (FedAvg(), False),
+        (Centralised(patience=1, most_epochs=1), False),  # all clients' data together has some
+    ],
+)
+def test_who_cannot_stop_early_is_named_in_the_notes(method: Method, told: bool, federate: Federate) -> None:
+    federation = replace(federate(), notes=("first",))
+    a, *rest = federation.clients
+    some = replace(federation, clients=(replace(a, val=a.val.take([])), *rest))
+    result = run_method(method, some, rounds=1, device="cpu")
+    note = f"no val sample for a to stop {method.name} early by: it trains for one round's work instead"
+    assert result.federation.notes == (("first", note) if told else ("first",))
+    assert run_method(method, federation, rounds=0, device="cpu").federation.notes == ("first",)
+
+
 def test_the_check_says_no_to_what_has_no_meme(federate: Federate, simulate: Simulate) -> None:
     run = simulate(FML(), federate(), rounds=1)
     with pytest.raises(Refused, match="'meme'"):
-        run.job.method.check(run.server, Message())
+        run.job.method.check(run.server, "a", Message())
 
 
 # Evaluating

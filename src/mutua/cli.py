@@ -97,13 +97,13 @@ def run(
     """Run a recipe."""
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
+    from mutua.runner import prepared
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder
 
     loaded = _load(recipe, sets, seed, device)
     federation = loaded.federation(data_dir)
-    loaded.method.arrange(federation).check(loaded.method.needs_global)
-    console.show_notes(federation.notes)
+    console.show_notes(prepared(loaded.method, federation, loaded).notes)
     folder = RunFolder.create(loaded.name, loaded.seed, out)
     with console.bars(not as_json) as bars:
         callbacks = [] if as_json else [ProgressBar(loaded.name, bars)]
@@ -135,6 +135,7 @@ def compare(
     from mutua import compare as comparing
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
+    from mutua.runner import prepared
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder, dated, filling
 
@@ -143,11 +144,13 @@ def compare(
     reports: list[dict[str, Any]] = []
     runs: list[tuple[str, dict[str, Any]]] = []
     shared: dict[str, None] = {}
+    said: set[str] = set()
     with filling(out or dated(f"{loaded.name}-compare")) as place, console.bars(not as_json) as bars:
 
         def runner(one: Recipe, federation: Federation, label: str) -> Result:
-            if not runs:
-                console.show_notes(federation.notes)
+            notes = prepared(one.method, federation, one).notes
+            console.show_notes([note for note in notes if note not in said])
+            said.update(notes)
             name = "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
             folder = RunFolder.create(one.name, one.seed, place / f"{name}-{one.seed}")
             callbacks = [] if as_json else [ProgressBar(f"{label}, seed {one.seed}", bars, keep=False)]
@@ -165,7 +168,8 @@ def compare(
     else:
         names = ", ".join(shared)
         notes = [f"{names}: every client uses models.global, not a model of its own"] if shared else []
-        console.show_comparison(summary, notes)
+        notes += [f"{c.label}: {options}" for c in contenders if (options := console.options(c.method))]
+        console.show_comparison(summary, loaded.selection, notes)
     console.say(f"saved in {place}", console.err if as_json else console.out)
 
 

@@ -16,8 +16,10 @@ from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.methods import base
 from mutua.methods.base import Method
+from mutua.plan import Plan
 from mutua.recipe import Recipe
 from mutua.result import Result
+from mutua.runner import prepared
 from mutua.runs.folder import to_json
 
 MEASURES = ("global", "predictor")
@@ -97,14 +99,14 @@ def compare(
         seeded = recipe.with_(seed=seed)
         federation = seeded.federation(data_dir)
         for contender in methods if seed == seeds[0] else ():  # before the first has run for an hour
-            _check(contender, federation)
+            _check(contender, federation, seeded)
         for contender in methods:
             yield contender.label, runner(seeded.with_(method=contender.method), federation, contender.label)
 
 
-def _check(contender: Contender, federation: Federation) -> None:
+def _check(contender: Contender, federation: Federation, plan: Plan) -> None:
     try:
-        contender.method.arrange(federation).check(contender.method.needs_global)
+        prepared(contender.method, federation, plan)
     except InputError as error:
         raise InputError(f"--methods: '{contender.label}': {error}") from None
 
@@ -167,11 +169,11 @@ def write(folder: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """comparison.csv, a row a method, seed and client, and comparison.json with the summary."""
     with (folder / "comparison.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["method", "seed", "client", "model", "accuracy"])
+        writer.writerow(["method", "seed", "client", "model", "selection", "accuracy"])
         for label, run in runs:
-            writer.writerow([label, run["seed"], "global", "global", run["global"]["accuracy"]])
-            for client in run["clients"]:
-                for model, accuracy in client["accuracy"].items():
-                    writer.writerow([label, run["seed"], client["id"], model, accuracy])
+            found = [("global", "global", run["global"]["accuracy"])]
+            found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
+            for client, model, accuracy in found:
+                writer.writerow([label, run["seed"], client, model, run["selection"], accuracy])
     report = {"runs": [{**run, "method": label} for label, run in runs], "summary": summarise(runs)}
     (folder / "comparison.json").write_text(to_json(report) + "\n", encoding="utf-8")

@@ -224,13 +224,19 @@ class Federation:
             made = replace(made, test=together([client.test for client in made.clients]))
         return made
 
-    def others(self, client_id: str) -> Samples | None:
-        """The other domains' test samples, where clients have domains: the observer's, for CDP and ACC."""
+    def others(self, client_id: str) -> dict[str, Samples] | None:
+        """The other domains' val and test samples, where clients have domains: the observer's, for CDP and ACC."""
         own = self[client_id]
         others = [c for c in self.clients if c.id != client_id and c.domain is not None]
         alike = all((c.task, c.train.x.shape[1:]) == (own.task, own.train.x.shape[1:]) for c in others)
         # Clients with different classes or inputs share no test that one model could take.
-        return together([c.test for c in others]) if others and alike and own.domain is not None else None
+        if not others or not alike or own.domain is None:
+            return None
+        return {split: together([getattr(c, split) for c in others]) for split in ("val", "test")}
+
+    def drawable(self, needs_global: bool) -> list[str]:
+        """The clients that a round may draw: who shares a model must have something to train it on."""
+        return sorted(c.id for c in self.clients if c.takes_part or not needs_global)
 
     def pooled(self) -> Federation:
         """One client that holds everybody's data: the ceiling that federations are judged against."""

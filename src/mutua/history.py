@@ -5,10 +5,19 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 Metrics = Mapping[str, float | None]
 EVERY_ROUND = ("accuracy", "loss", "wdp", "cdp", "acc")
+
+Selection = Literal["last", "last5", "best"]
+SELECTIONS: dict[Selection, str] = {
+    "last": "after the last round",
+    "last5": "over the last 5 evaluations",
+    "best": "when best on validation",
+}
+"""Which evaluation a reported number is of. There is none that looks at test data."""
 
 
 class Row(NamedTuple):
@@ -50,8 +59,32 @@ class History:
 
     def last(self, client: str, model: str, split: str, metric: str) -> float | None:
         """The newest value of this number."""
+        return self.selected("last", client, model, split, metric)
+
+    def selected(self, selection: Selection, client: str, model: str, split: str, metric: str) -> float | None:
+        """This number in the evaluation, or the mean over the evaluations, that the selection names."""
         rows = self.select(client=client, model=model, split=split, metric=metric)
-        return rows[-1].value if rows else None
+        if selection == "best":
+            best = self.best_round(client, model)
+            rows = [row for row in rows if row.round == best]
+        else:
+            rows = rows[-5 if selection == "last5" else -1 :]
+        values = [row.value for row in rows if row.value is not None]
+        return fmean(values) if values else None
+
+    def best_round(self, client: str, model: str) -> int | None:
+        """The first round in which this model is best on validation data; None where there is none.
+
+        Judged by a client's `acc`, over all domains, where clients have domains, else by accuracy on its own
+        data; the global by its mean accuracy over clients.
+        """
+        if client == "global":
+            found = self.curve(model, "val")
+        else:
+            rows = self.select(client=client, model=model, split="val", metric="acc")
+            rows = rows or self.select(client=client, model=model, split="val", metric="accuracy")
+            found = [(row.round, row.value) for row in rows if row.value is not None]
+        return max(found, key=lambda point: point[1])[0] if found else None
 
     def curve(self, model: str, split: str = "test", metric: str = "accuracy") -> list[tuple[int, float]]:
         """By round, the unweighted mean over clients."""

@@ -7,7 +7,7 @@ committed together, and a brief that comes twice is answered from the commit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -171,8 +171,10 @@ class Participant:
                 for batch in self.batches(loader) if epochs is None else loader.epochs(epochs):
                     trainer.step(objective, batch)
 
-    def loader(self, samples: Samples | None = None, models: Models | None = None) -> Loader:
-        """Batches of the client's samples, shuffled by its stream of this round."""
+    def loader(
+        self, samples: Samples | None = None, models: Models | None = None, *, augment: bool = True
+    ) -> Loader:
+        """Batches of the client's samples, shuffled by its stream of this round and augmented as the plan says."""
         plan = self.job.plan
         return Loader(
             self.client.train if samples is None else samples,
@@ -180,7 +182,7 @@ class Participant:
             plan.batch_size,
             torch_stream(self._seed, self.round, "batches"),
             join_single=self._has_batch_norm() or any(map(batch_normed, (models or {}).values())),
-            augmentations=plan.augment,
+            augmentations=plan.augment if augment else (),
             device=self.modules.device,
             channels_last=bool(models) and all(map(channels_last, (models or {}).values())),
         )
@@ -337,12 +339,12 @@ def assess(
     round: int,
     brief: Message | None,
     modules: Modules,
-    others: Samples | None = None,
+    others: Mapping[str, Samples] | None = None,
 ) -> dict[tuple[str, str], dict[str, float | None]]:
     """Metrics of the client's predictor and of the global on its own data, by (model, split).
 
-    With the `others`' test samples, which only the observer of a simulation has, also FedH2L's three: accuracy
-    within the own domain (wdp), across the others' (cdp) and over all (acc).
+    With the `others`' samples by split, which only the observer of a simulation has, also FedH2L's three:
+    accuracy within the own domain (wdp), across the others' (cdp) and over all (acc).
     Nothing is committed: an evaluation leaves no trace in a store.
     """
     participant = Participant(job, client, store.stage(round + 1), round + 1, modules)
@@ -361,13 +363,13 @@ def assess(
         found |= {("predictor", split): found["global", split] for split in splits}
     else:
         judge("predictor", predictor)
-    if others is not None:
-        own = found["predictor", "test"]
-        cross = measure(predictor, others, client.task, modules.device)["accuracy"]
-        parts = [(own["accuracy"], len(client.test)), (cross, len(others))]
+    for split, theirs in (others or {}).items():
+        own = found["predictor", split]
+        cross = measure(predictor, theirs, client.task, modules.device)["accuracy"]
+        parts = [(own["accuracy"], len(splits[split])), (cross, len(theirs))]
         known = [(value, n) for value, n in parts if value is not None]
         over_all = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
-        found["predictor", "test"] = own | {"wdp": own["accuracy"], "cdp": cross, "acc": over_all}
+        found["predictor", split] = own | {"wdp": own["accuracy"], "cdp": cross, "acc": over_all}
     return found
 
 

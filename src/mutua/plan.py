@@ -9,6 +9,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from mutua.data.transforms import Augment
 from mutua.errors import InputError
+from mutua.history import Selection
 from mutua.learning.optimizers import SGD, Optimizer
 from mutua.spec import Spec
 
@@ -39,6 +40,7 @@ class Plan(Spec):
     client_fraction: float = Field(1.0, gt=0, le=1)
     min_replies: int = Field(1, ge=1)
     evaluate_every: int = Field(1, ge=1)
+    selection: Selection = "last"
     augment: tuple[Augment, ...] = ()
     topology: Annotated[Any, AfterValidator(_topology)] = "all"
     budget: Budget | None = None

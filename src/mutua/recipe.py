@@ -153,6 +153,9 @@ class Recipe(Plan):
             raise ValueError(f"{missing} is missing; give data and partition, or clients")
         elif self.models.clients is None and self.models.global_model is None:
             raise ValueError("models is missing; name models.global, models.clients or both")
+        datas = [self.data, *(entry.data for entry in self.clients or [])]
+        if self.selection == "best" and any(data and data.split.val_from == "test" for data in datas):
+            raise ValueError("selection: best, but with val_from: test that would be best on test; use 'last'")
         if self.public is not None and self.opt_out is not None:
             raise ValueError("public and opt_out are both given; what is public cannot be opted out")
         if self.opt_out is not None and self.opt_out.mask and (self.data is None or self.data.name != "arrays"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
-from mutua.history import History
+from mutua.history import History, Selection
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
@@ -89,9 +89,9 @@ class ClientResult:
         modules = Modules(torch.device("cpu"))
         return Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
 
-    def accuracy(self, model: str = "predictor") -> float | None:
-        """Accuracy on its own test data after the last round."""
-        return self.history.last(self.id, model, "test", "accuracy")
+    def accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
+        """Accuracy on its own test data: of the model that it has now, or of another selection."""
+        return self.history.selected(selection, self.id, model, "test", "accuracy")
 
     def confusion(self) -> np.ndarray:
         """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
@@ -102,11 +102,12 @@ class ClientResult:
 
     def summary(self) -> dict[str, Any]:
         """The client's part of a run's JSON."""
+        selection = self.job.plan.selection
         return {
             "id": self.id,
             "model": self.architecture.label,
             "samples": len(self.client.train),
-            "accuracy": {"predictor": self.accuracy(), "global": self.accuracy("global")},
+            "accuracy": {model: self.accuracy(model, selection) for model in ("predictor", "global")},
         }
 
 
@@ -122,43 +123,45 @@ class Result:
     clients: list[ClientResult]
     seconds: float
 
-    def mean_accuracy(self, model: str = "predictor") -> float | None:
+    def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
         """Unweighted mean over clients of accuracy on their own test data."""
-        return _mean([client.accuracy(model) for client in self.clients])
+        return _mean([client.accuracy(model, selection) for client in self.clients])
 
     def _domains(self) -> dict[str, float | None] | None:
         """FedH2L's metrics, mean over clients, where clients have domains."""
         if all(client.client.domain is None for client in self.clients):
             return None
-        found = {
-            metric: [self.history.last(client.id, "predictor", "test", metric) for client in self.clients]
-            for metric in ("wdp", "cdp", "acc")
-        }
-        return {metric: _mean(values) for metric, values in found.items()}
+
+        def value(client: str, metric: str) -> float | None:
+            return self.history.selected(self.job.plan.selection, client, "predictor", "test", metric)
+
+        return {metric: _mean([value(c.id, metric) for c in self.clients]) for metric in ("wdp", "cdp", "acc")}
 
     def report(self) -> dict[str, Any]:
-        """What `mutua run --json` prints: people script against these keys, so there are no others."""
+        """What `mutua run --json` prints: people script against these keys; `selection` is there if not `last`."""
         summary = self.summary()
-        return {key: summary[key] for key in REPORTED}
+        asked = () if self.job.plan.selection == "last" else ("selection",)
+        return {key: summary[key] for key in (*REPORTED, *asked)}
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of a run. Accuracies are after the last round, on test data."""
-        plan = self.job.plan
+        """The numbers of a run. Accuracies are on test data, of the evaluation that the plan selects."""
+        plan, selection = self.job.plan, self.job.plan.selection
         sizes = {c.id: len(c.client.test) for c in self.clients}
         return {
             "method": self.job.method.name,
             "seed": plan.seed,
             "rounds": plan.rounds,
+            "selection": selection,
             "global": {
-                "accuracy": self.history.last("global", "global", "test", "accuracy"),
-                "loss": self.history.last("global", "global", "test", "loss"),
+                metric: self.history.selected(selection, "global", "global", "test", metric)
+                for metric in ("accuracy", "loss")
             },
             "clients": [client.summary() for client in self.clients],
             "mean": {
                 model: {
-                    "accuracy": self.mean_accuracy(model),
+                    "accuracy": self.mean_accuracy(model, selection),
                     "accuracy_by_samples": _mean(
-                        [client.accuracy(model) for client in self.clients],
+                        [client.accuracy(model, selection) for client in self.clients],
                         [sizes[client.id] for client in self.clients],
                     ),
                 }

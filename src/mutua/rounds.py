@@ -125,13 +125,12 @@ class Rounds:
             channels=first.channels,
             size=first.size,
             classes=len(first.classes),
+            batch_size=self.job.plan.batch_size,
             topology=Topology(self.job.plan.topology),
             public=self.federation.public,
         )
         self.server.topology.check(self.ids)
-        # Who shares a model must have something to train it on; who only learns for itself always has.
-        sending = [c.id for c in self.federation.clients if c.takes_part or not self.job.method.needs_global]
-        self.drawable = sorted(sending)
+        self.drawable = self.federation.drawable(self.job.method.needs_global)
 
     def run(self) -> None:
         """All rounds, then the clients' last work and the last evaluation."""
@@ -177,7 +176,7 @@ class Rounds:
             self.ledger.record(round, client, "up", reply.message)
             try:
                 may_leave(client, reply.message, method.shares, briefs[client])
-                method.check(self.server, reply.message)
+                method.check(self.server, client, reply.message)
                 accepted[client] = reply.message
             except Refused as refused:
                 self._emit(Rejected(round, client, str(refused)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -46,8 +47,7 @@ def run(
             raise InputError(explain(error, Plan)) from None
     elif settings:
         raise InputError(f"run: give either a plan or single settings, not both ({', '.join(settings)})")
-    federation = method.arrange(federation)
-    federation.check(method.needs_global)
+    federation = prepared(method, federation, plan)
     plan = plan.within_budget(method.reply_bytes(federation, plan), len(federation.clients))
     job = Job(method, plan, federation.global_model, federation.public)
     site = _engine(engine)
@@ -73,6 +73,26 @@ def run(
     seconds = time.perf_counter() - began
     shared = server.state.get("global")
     return Result(job, federation, rounds.history, rounds.ledger, shared, clients, seconds)
+
+
+def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
+    """The federation as the method sees it; what could not run is refused here, before anything has."""
+    federation = method.arrange(federation)
+    federation.check(method.needs_global)
+    drawn = plan.drawn(len(federation.drawable(method.needs_global)))
+    if method.shares and drawn < plan.min_replies:
+        raise InputError(
+            f"min_replies: {plan.min_replies}, but a round draws {drawn} of {len(federation.clients)} clients; "
+            f"give at most {drawn}"
+        )
+    unjudged = [client.id for client in federation.clients if not len(client.val)]
+    if plan.selection == "best" and len(unjudged) == len(federation.clients):
+        raise InputError("selection: best, but no client has val samples to select by; use 'last' or 'last5'")
+    if not method.stops_early or not unjudged:
+        return federation
+    who = "any client" if len(unjudged) == len(federation.clients) else ", ".join(unjudged)
+    note = f"no val sample for {who} to stop {method.name} early by: it trains for one round's work instead"
+    return replace(federation, notes=(*federation.notes, note))
 
 
 def _engine(name: str) -> Engine:

@@ -567,10 +567,10 @@ def tampered(simulate: Simulate) -> Callable[..., Any]:
 def test_a_signal_that_cannot_be_is_refused(peers: Any, exchange: Any) -> None:
     run = exchange(FedH2L(), peers(), rounds=1)
     honest = run.engine.replies[1, "b"].message
-    run.job.method.check(run.server, honest)
+    run.job.method.check(run.server, "b", honest)
     for name, (change, reason) in BROKEN.items():
         with pytest.raises(Refused) as refused:
-            run.job.method.check(run.server, change(honest))
+            run.job.method.check(run.server, "b", change(honest))
         assert reason in str(refused.value), name
 
 
@@ -594,13 +594,19 @@ def test_an_accuracy_of_samples_without_labels_is_refused(peers: Any, tampered: 
     assert "without labels" in refused.reason
 
 
-def test_a_signal_of_another_number_of_samples_is_not_learned_from(
-    peers: Any, tampered: Any, identical: Identical
+@pytest.mark.parametrize(("batch_size", "n"), [(3, 3), (4, 4), (1000, 0)])
+def test_a_signal_of_another_number_of_samples_is_refused_by_name(
+    batch_size: int, n: int, peers: Any, tampered: Any, identical: Identical
 ) -> None:
-    """One row would otherwise be taken for all four, and five rows would stop the run."""
-    unheard = tampered(peers(), rows(lambda p: 0.9 * p))
+    """One row would otherwise be taken for all, and more would stop the run. A small part is a small batch."""
+    federation = peers()
+    n = n or len(federation.public.parts["b"])
+    unheard = tampered(federation, rows(lambda p: 0.9 * p), batch_size=batch_size)
     for change in (rows(lambda p: p[:1]), rows(lambda p: torch.cat([p, p])), rows(lambda p: p[:0])):
-        run = tampered(peers(), change)
+        run = tampered(federation, change, batch_size=batch_size)
+        (refused,) = (event for event in run.events if isinstance(event, Rejected))
+        assert (refused.round, refused.client) == (2, "b")
+        assert f"samples; its public batch has {n}" in refused.reason
         for client in "acd":
             assert identical(run.engine.kept[4, client]["personal"], unheard.engine.kept[4, client]["personal"])
 

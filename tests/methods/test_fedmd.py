@@ -6,15 +6,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mutua.data.partitions import IID
 from mutua.data.public import Public, carve
+from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.message import Kind, Message, Part, Tensors
@@ -22,6 +25,7 @@ from mutua.methods import FedMD
 from mutua.models import Architecture
 from mutua.participant import Modules, Participant, work
 from mutua.rounds import Rejected, RoundStarted
+from mutua.runner import run as run_method
 from mutua.seeds import private, public, torch_stream
 from mutua.store import Store
 
@@ -191,6 +195,35 @@ def test_digesting_brings_clients_together(members: Any, learn: Any) -> None:
         return float((aligned - aligned.mean(0)).square().mean())
 
     assert apart(2) < 0.5 * apart(1)
+
+
+class Seeing(nn.Module):
+    """Remembers every image that it is trained on."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(36, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.extend(x)
+        return self.head(x.flatten(1))
+
+
+def test_the_consensus_is_matched_on_the_images_that_were_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`augment` changes what is learned with labels; of an augmented image the consensus says nothing."""
+    monkeypatch.setattr(Seeing, "seen", [])
+    rng = np.random.default_rng(0)
+    x, y = rng.random((60, 1, 6, 6)), np.arange(60) % 3
+    federation = Federation.from_arrays(x, y, partition=IID(clients=2), models=Seeing)
+    known = Samples.of(rng.random((8, 1, 6, 6)), np.arange(8) % 3)
+    federation = replace(federation, public=Public({"c0": known}))
+    run_method(FedMD(digest_epochs=2, public_epochs=1, private_epochs=1), federation, rounds=3, augment=["crop"])
+    exact = sum(any(torch.equal(image, one) for one in known.x) for image in Seeing.seen)
+    digested = 2 * 3 * 2 * 8  # clients, rounds, epochs, images
+    assert digested <= exact <= digested + 4  # a crop is the image itself once in 81 times
 
 
 # What crosses

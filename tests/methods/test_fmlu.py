@@ -223,13 +223,13 @@ def test_an_entropy_that_cannot_be_is_refused(
 ) -> None:
     run = simulate(FMLU(), federate(global_model={"name": nets.plain, "share": share}), rounds=1)
     honest = run.engine.replies[1, "b"].message
-    run.job.method.check(run.server, honest)
+    run.job.method.check(run.server, "b", honest)
     for value in IMPOSSIBLE + (TOO_MUCH if share == "all" else []):
         part = number(Kind.ENTROPY, value) if isinstance(value, float) else None
         if value == "two":
             part = Part(Kind.ENTROPY, {"": torch.tensor([0.5, 0.5])})
         with pytest.raises(Refused, match="entropy"):
-            run.job.method.check(run.server, with_entropy(part)(1, "b", honest))
+            run.job.method.check(run.server, "b", with_entropy(part)(1, "b", honest))
 
 
 def test_the_round_goes_on_without_a_refused_reply(federate: Federate, simulate: Simulate) -> None:

@@ -74,6 +74,18 @@ def test_a_result(finished: Runs, printed: Callable[[], str]) -> None:
     assert rows["mean"][1] == percent(result.mean_accuracy())
     assert f"global on the common test set: {percent(summary['global']['accuracy'])} %, loss " in text
     assert "left the clients: weights (meme), count (samples)" in text
+    assert text.endswith("options: weights samples, serve global\n") and "local steps" not in text
+
+
+def test_a_result_over_domains_and_of_several_steps_a_round(finished: Runs, printed: Callable[[], str]) -> None:
+    rotated = {"kind": "rotated", "angles": [0, 90]}
+    changes = {"partition": rotated, "public": {"share": 0.1}, "steps": 3, "rounds": 2}
+    _, result = finished({"name": "fedh2l"}, **changes)
+    console.show_result(result)
+    text, found = printed(), {metric: percent(value) for metric, value in result.summary()["domains"].items()}
+    assert f"own domain {found['wdp']} %, the others' {found['cdp']} %, all {found['acc']} %" in text
+    assert "2 rounds of 3: 6 local steps a client" in text
+    assert "kl True, projection paper, local_gradient sum, local_data private\n" in text  # lr_mutual has no value
 
 
 def test_the_weighted_mean_stands_beside(finished: Runs, printed: Callable[[], str]) -> None:
@@ -120,7 +132,7 @@ def test_a_comparison(printed: Callable[[], str]) -> None:
         long: row(0.692, 0.693, -0.069, -0.278),
         "alone": row(None, 0.9, None, -0.071),
     }
-    console.show_comparison(summary, ["a note"])
+    console.show_comparison(summary, "best", ["a note"])
     text = printed()
     lines = [line.split() for line in text.splitlines()]
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
@@ -128,6 +140,7 @@ def test_a_comparison(printed: Callable[[], str]) -> None:
     assert [long, "69.2", "±", "1.0", "69.3", "±", "1.0", "1.2", "kB"] in lines
     assert lines.count(["minus", "fml", "-6.9", "±", "1.0", "-27.8", "±", "1.0"]) == 1
     assert ["minus", "fml", "–", "-7.1", "±", "1.0"] in lines
+    assert text.startswith("accuracy (%) when best on validation: mean ± ")
     assert text.endswith("a note\n") and "predictor: the clients' predictors on their own test data" in text
 
 

@@ -266,7 +266,11 @@ def test_what_cannot_join_is_one_line_and_leaves_nothing(finished: Finished, dig
             {"data": npz(tmp_path / "alien.npz", x=x, y=y % 2, classes=np.array(["hot", "dog"]))},
             "--data: classes: hot, dog in the data, but not among 0, .*; name the classes as the run does",
         ),
-        ({"data": npz(tmp_path / "three.npz", x=x[:3], y=y[:3]), "how": "mutual"}, r"no validation samples"),
+        (
+            {"data": npz(tmp_path / "three.npz", x=x[:3], y=y[:3]), "how": "mutual"},
+            "no validation samples; 'mutual'",
+        ),
+        ({"data": tmp_path / "three.npz", "how": "finetune"}, "no validation samples; 'finetune' stops early"),
         ({"model": "lenet"}, "'lenet' is not a model; did you mean 'lenet5'"),
         ({"model": nn.Linear(3, 3)}, "model Linear fails on inputs of shape"),
         ({"how": "magic"}, "how: 'magic' is not a way to join; known: global, finetune, mutual"),

@@ -50,6 +50,7 @@ class Server:
     channels: int
     size: int | tuple[int, int]
     classes: int
+    batch_size: int
     topology: Topology = field(default_factory=Topology)
     public: Public | None = None
     state: State = field(default_factory=dict)
@@ -73,6 +74,11 @@ class Method(Spec, ABC):
     server_does: ClassVar[str] = "nothing"
     honours_opt_out: ClassVar[bool] = False
     """Whether samples that are opted out of the federation cannot change what leaves a client."""
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether clients train, after the last round, until validation says stop."""
+        return False
 
     @property
     def shares(self) -> Shares:
@@ -127,7 +133,7 @@ class Method(Spec, ABC):
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """On the client: local work; the message that leaves, or None."""
 
-    def check(self, server: Server, reply: Message) -> None:
+    def check(self, server: Server, client_id: str, reply: Message) -> None:
         """On the server: raise `Refused` for a reply that may not be merged."""
         return
 
@@ -191,7 +197,7 @@ class Hub(Method):
         """What leaves after training: the shared part of the meme."""
         return Message(meme=weights(client.shared(meme)))
 
-    def check(self, server: Server, reply: Message) -> None:
+    def check(self, server: Server, client_id: str, reply: Message) -> None:
         """The meme must be the global's in names, shapes and types, and finite."""
         if "meme" not in reply:
             raise Refused("it holds no weights 'meme'")
@@ -213,6 +219,7 @@ class Hub(Method):
         if how == "mutual":
             raise InputError(f"how: 'mutual', but {self.name} does no mutual learning; use 'global' or 'finetune'")
         if how == "finetune":
+            can_stop_early(client, how)
             self.tune(client, brief, EarlyStopping(watch="tuned"))
 
     def tune(self, client: Participant, brief: Message | None, until: EarlyStopping) -> None:
@@ -224,6 +231,12 @@ class Hub(Method):
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The global, or what the client tuned it to."""
         return client.model("tuned") if "tuned" in client.state else client.fork(brief)
+
+
+def can_stop_early(client: Participant, how: How) -> None:
+    """Refuse a newcomer that has nothing to stop by."""
+    if not len(client.client.val):
+        raise InputError(f"client {client.client.id}: no validation samples; '{how}' stops early by them")
 
 
 def cross_entropy(models: Models, batch: Batch, hp: Numbers) -> Terms:

@@ -61,9 +61,9 @@ class FedAvg(Hub):
         """What the objective works on."""
         return {"meme": client.fork(brief)}
 
-    def check(self, server: Server, reply: Message) -> None:
+    def check(self, server: Server, client_id: str, reply: Message) -> None:
         """Besides the meme, n_k must be a count."""
-        super().check(server, reply)
+        super().check(server, client_id, reply)
         if self.weights == "samples" and not ("samples" in reply and 1 <= reply.number("samples") < math.inf):
             raise Refused("its number of samples is missing or below 1")
 
@@ -107,6 +107,11 @@ class FineTuned(FedAvg):
     different_data: ClassVar[bool] = True
     patience: int = Field(10, ge=1)
     tune_epochs: int = Field(200, ge=1)
+
+    @property
+    def stops_early(self) -> bool:
+        """The tuning does."""
+        return True
 
     def finish(self, client: Participant, brief: Message | None) -> None:
         """Continue the last global on own data."""

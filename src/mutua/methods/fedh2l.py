@@ -96,8 +96,9 @@ class FedH2L(Method):
             client.state["local gradient"] = {"": self._local(client, trainer).cpu()}
         return self._signal(client, model)
 
-    def check(self, server: Server, reply: Message) -> None:
-        """Probabilities must sum to 1 and an accuracy lie in [0, 1]."""
+    def check(self, server: Server, client_id: str, reply: Message) -> None:
+        """Probabilities, one row a sample of its public batch, must sum to 1, and an accuracy lie in [0, 1]."""
+        assert server.public is not None
         if "public" not in reply or list(reply.arrays("public")) != [""]:
             raise Refused("it holds no probabilities 'public'")
         rows = reply.arrays("public")[""]
@@ -105,7 +106,10 @@ class FedH2L(Method):
             raise Refused("its probabilities are not rows of numbers of at least 0")
         if rows.shape[1] != server.classes or not bool(((rows.sum(1) - 1).abs() < 1e-3).all()):
             raise Refused(f"its probabilities are not rows of {server.classes} that sum to 1")
-        labelled = server.public is None or server.public.labelled
+        batch = min(server.batch_size, len(server.public.parts[client_id]))
+        if len(rows) != batch:
+            raise Refused(f"its probabilities are of {len(rows)} samples; its public batch has {batch}")
+        labelled = server.public.labelled
         if labelled != ("public_accuracy" in reply):
             raise Refused("its accuracy is missing" if labelled else "it has an accuracy without labels")
         if labelled and not 0 <= reply.number("public_accuracy") <= 1:
@@ -150,9 +154,6 @@ class FedH2L(Method):
             return
         round = client.round - 1  # in which the signals were sent
         heard = {peer: self._public_batch(client, peer, round) for peer in brief.arrays("public")}
-        heard = {peer: batch for peer, batch in heard.items() if len(batch) == len(brief.arrays("public")[peer])}
-        if not heard:
-            return
         losses = [self._from_peer(client, trainer.models["personal"], brief, *said) for said in heard.items()]
         gradient = trainer.gradient({"mutual": torch.stack(losses).mean()})
         local = client.state["local gradient"][""].to(gradient.device)

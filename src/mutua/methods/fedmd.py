@@ -80,7 +80,7 @@ class FedMD(Method):
         scores = outputs(client.model("personal"), self._subset(client, client.round), client.modules.device)
         return Message(public=Part(Kind.SCORES, {"": scores}))
 
-    def check(self, server: Server, reply: Message) -> None:
+    def check(self, server: Server, client_id: str, reply: Message) -> None:
         """Scores must be finite rows, one number a class."""
         if "public" not in reply or list(reply.arrays("public")) != [""]:
             raise Refused("it holds no scores 'public'")
@@ -114,8 +114,11 @@ class FedMD(Method):
                 return {"digest": batch.task.divergence(target, scores)}
             return {"digest": (F.l1_loss if self.digest == "l1" else F.mse_loss)(scores, target)}
 
-        samples = self._subset(client, client.round - 1)
-        client.fit(match, {"personal": client.model("personal")}, samples=samples, epochs=self.digest_epochs)
+        # Of the very images that were scored: the consensus says nothing of augmented ones.
+        loader = client.loader(self._subset(client, client.round - 1), augment=False)
+        with client.training({"personal": client.model("personal")}) as trainer:
+            for batch in loader.epochs(self.digest_epochs):
+                trainer.step(match, batch)
 
     def _subset(self, client: Participant, round: int) -> Samples:
         return client.public.subset(self.subset, public(client.job.plan.seed), round)

@@ -12,11 +12,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import model_validator
 from torch import nn
 
-from mutua.errors import InputError
 from mutua.learning.schedules import NAMED, Schedule, value, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.message import Message
-from mutua.methods.base import How, Hub, register
+from mutua.methods.base import How, Hub, can_stop_early, register
 from mutua.participant import EarlyStopping, Participant
 
 Share = Annotated[Schedule, within(0, 1)]
@@ -46,8 +45,7 @@ class Mutual(Hub):
         """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global."""
         if how != "mutual":
             return super().personalise(client, brief, how)
-        if not len(client.client.val):
-            raise InputError(f"client {client.client.id}: no validation samples; 'mutual' stops early by them")
+        can_stop_early(client, how)
         self.start(client)
         models = {"personal": client.model("personal"), "meme": client.fork(brief)}
         client.fit(self.objective, models, until=EarlyStopping(watch="personal"))

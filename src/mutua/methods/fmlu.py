@@ -69,9 +69,9 @@ class FMLU(FML):
         entropy = client.task.entropies(client.predict(meme, client.client.train)).mean()
         return Message(**reply, meme_entropy=number(Kind.ENTROPY, float(entropy)))
 
-    def check(self, server: Server, reply: Message) -> None:
+    def check(self, server: Server, client_id: str, reply: Message) -> None:
         """Besides the meme, H_k must lie in [0, ln C]."""
-        super().check(server, reply)
+        super().check(server, client_id, reply)
         if not self.uncertain_merge:
             return
         if "meme_entropy" not in reply:

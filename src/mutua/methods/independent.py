@@ -27,6 +27,11 @@ class Independent(Method):
     """With it a client trains once, until validation says stop, instead of rounds × epochs."""
     most_epochs: int = Field(200, ge=1)
 
+    @property
+    def stops_early(self) -> bool:
+        """With `patience`."""
+        return self.patience is not None
+
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Cross-entropy on own data."""
         return {"personal": batch.task.loss(models["personal"](batch.x), batch.y)}

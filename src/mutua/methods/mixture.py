@@ -59,6 +59,11 @@ class MixtureOfExperts(FedAvg):
     patience: int = Field(10, ge=1)
     mixture_epochs: int = Field(200, ge=1)
 
+    @property
+    def stops_early(self) -> bool:
+        """Both stages after the last round do."""
+        return True
+
     def finish(self, client: Participant, brief: Message | None) -> None:
         """Stages 2 and 3: a local expert on all data, then both experts and the gate together."""
         stop = {"patience": self.patience, "epochs": self.mixture_epochs}

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mutua.history import History
+from mutua.history import SELECTIONS, History, Selection
+from mutua.methods import base
 from mutua.result import Result
 from mutua.rounds import Event, Finished, Rejected, RoundEnded, Started
 
@@ -133,6 +134,12 @@ def what_left(result: Result) -> str:
     return ", ".join(f"{kind} ({name})" for kind, name in kinds) or "nothing"
 
 
+def options(method: base.Method) -> str:
+    """A method's options, defaults filled in: what a report cannot leave out."""
+    given = {key: value for key, value in base.spec(method).items() if key != "name" and value is not None}
+    return ", ".join(f"{key} {value}" for key, value in given.items())
+
+
 def show_result(result: Result) -> None:
     """One run: a row a client."""
     summary = result.summary()
@@ -154,9 +161,16 @@ def show_result(result: Result) -> None:
     ]
     if summary["global"]["accuracy"] is not None:
         remarks += [f"global on the common test set: {percent(summary['global']['accuracy'])} %, {_loss(summary)}"]
-    show(
-        f"{summary['method']}: accuracy (%) on each client's own test data after the last round", clients, *remarks
-    )
+    if summary["domains"] is not None:
+        within, across, over_all = (percent(value) for value in summary["domains"].values())
+        remarks += [f"predictors: own domain {within} %, the others' {across} %, all {over_all} %"]
+    plan = result.job.plan
+    if plan.steps is not None and plan.steps > 1:
+        remarks += [f"{plan.rounds} rounds of {plan.steps}: {plan.rounds * plan.steps} local steps a client"]
+    if told := options(result.job.method):
+        remarks += [f"options: {told}"]
+    when = SELECTIONS[plan.selection]
+    show(f"{summary['method']}: accuracy (%) on each client's own test data {when}", clients, *remarks)
 
 
 def _loss(summary: dict[str, Any]) -> str:
@@ -173,7 +187,7 @@ MEASURES = {
 }
 
 
-def show_comparison(summary: dict[str, Any], notes: Sequence[str] = ()) -> None:
+def show_comparison(summary: dict[str, Any], selection: Selection = "last", notes: Sequence[str] = ()) -> None:
     """Several methods over seeds: a row a method, and one for its difference to the first."""
     first = next(iter(summary))
     measures = [key for key in MEASURES if any(_known(row["accuracy"].get(key)) for row in summary.values())]
@@ -184,7 +198,8 @@ def show_comparison(summary: dict[str, Any], notes: Sequence[str] = ()) -> None:
             differences = (_spread(row["difference"][key], sign=True) for key in measures)
             methods.add_row(f"  minus {first}", *differences, "", style="dim")
     explained = [f"{key}: {MEASURES[key]}" for key in measures]
-    show("accuracy (%) after the last round: mean ± standard deviation over seeds", methods, *explained, *notes)
+    title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over seeds"
+    show(title, methods, *explained, *notes)
 
 
 def _known(found: dict[str, Any] | None) -> bool:

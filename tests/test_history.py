@@ -1,0 +1,151 @@
+"""Which evaluation a reported number is of: last, last five, or best on validation; never best on test."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mutua import methods
+from mutua.data.samples import Samples
+from mutua.errors import InputError
+from mutua.federation import Federation
+from mutua.history import History
+from mutua.recipe import Recipe
+from mutua.runner import run
+
+Federate = Callable[..., Federation]
+Blobs = Callable[..., Samples]
+
+
+def made(**numbers: list[float | None]) -> History:
+    """Of client a's predictor, by "split_metric", one number an evaluation: rounds 0, 10, 20, ..."""
+    history = History()
+    for name, values in numbers.items():
+        split, metric = name.split("_")
+        for k, value in enumerate(values):
+            history.add(10 * k, "a", "predictor", split, metric, value)
+    return history
+
+
+def test_every_selection_of_a_history_by_hand() -> None:
+    test: list[float | None] = [0.1, 0.9, 0.3, 0.4, 0.5, 0.6, 0.7]
+    history = made(val_accuracy=[0.1, 0.2, 0.3, 0.8, 0.5, 0.8, 0.1], test_accuracy=test)
+    at = ("a", "predictor", "test", "accuracy")
+    assert history.last(*at) == history.selected("last", *at) == 0.7
+    assert history.selected("last5", *at) == pytest.approx(np.mean([0.3, 0.4, 0.5, 0.6, 0.7]))
+    assert history.best_round("a", "predictor") == 30  # the first of two that are as good
+    assert history.selected("best", *at) == 0.4
+    assert history.selected("best", "b", "predictor", "test", "accuracy") is None
+
+
+def test_with_domains_the_best_round_is_by_accuracy_over_all_of_them() -> None:
+    on_test: dict[str, list[float | None]] = {"test_wdp": [1, 2, 3], "test_cdp": [4, 5, 6], "test_acc": [7, 8, 9]}
+    history = made(val_accuracy=[0.9, 0.1, 0.2], val_acc=[0.3, 0.5, 0.4], **on_test)
+    found = [history.selected("best", "a", "predictor", "test", metric) for metric in ("wdp", "cdp", "acc")]
+    assert found == [2, 5, 8]
+
+
+def test_missing_numbers() -> None:
+    history = made(val_accuracy=[None, 0.2, None], test_accuracy=[0.5, None, 0.25])
+    assert history.selected("best", "a", "predictor", "test", "accuracy") is None
+    assert history.selected("last5", "a", "predictor", "test", "accuracy") == 0.375
+    assert made(val_accuracy=[None], test_accuracy=[0.5]).best_round("a", "predictor") is None
+
+
+def test_the_global_is_selected_by_its_mean_over_the_clients_validation_data() -> None:
+    history = History()
+    for k, (a, b, common) in enumerate([(0.9, 0.0, 0.1), (0.5, 0.6, 0.2), (0.6, 0.3, 0.9)]):
+        history.add(k, "a", "global", "val", "accuracy", a)
+        history.add(k, "b", "global", "val", "accuracy", b)
+        history.add(k, "global", "global", "test", "accuracy", common)
+    assert history.selected("best", "global", "global", "test", "accuracy") == 0.2
+    assert (history.best_round("a", "global"), history.best_round("b", "global")) == (0, 1)
+
+
+# Of runs
+
+
+@pytest.fixture
+def wild(federate: Federate, blobs: Blobs) -> Federation:
+    """Three domains, learned at a rate at which accuracies go up and down."""
+    federation = federate([9, 12, 7], held=15)
+    clients = []
+    for k, client in enumerate(federation.clients):
+        val, test = blobs(15 + k, seed=50 + k, spread=3.0), blobs(16, seed=90 + k, spread=3.0)
+        clients.append(replace(client, domain=client.id, val=val, test=test))
+    return replace(federation, clients=tuple(clients))
+
+
+def test_a_run_that_selects_the_best_reports_what_a_run_up_to_there_reports(wild: Federation) -> None:
+    """Per client: the round whose accuracy on everybody's validation data is highest, and its test numbers."""
+    plan: dict[str, Any] = {"batch_size": 4, "optimizer": {"name": "sgd", "lr": 1.5}, "device": "cpu"}
+    method = methods.of({"name": "independent"})
+    result = run(method, wild, rounds=5, selection="best", **plan)
+    upto = [run(method, wild, rounds=rounds, **plan) for rounds in range(6)]
+    chosen, found = [], []
+    for client in result.clients:
+
+        def accuracy(rounds: int, splits: str, who: str = client.id) -> float:
+            one = next(c for c in upto[rounds].clients if c.id == who)
+            right = total = 0
+            for c in wild.clients:
+                samples: Samples = getattr(c, splits)
+                right += int((one.predictor(samples.x).argmax(1) == samples.y).sum())
+                total += len(samples)
+            return right / total
+
+        on_val = [accuracy(rounds, "val") for rounds in range(6)]
+        chosen.append(on_val.index(max(on_val)))
+        found.append(accuracy(chosen[-1], "test"))
+        own = next(c for c in upto[chosen[-1]].clients if c.id == client.id)
+        assert client.accuracy(selection="best") == own.accuracy()
+        assert client.accuracy() == upto[5].history.last(client.id, "predictor", "test", "accuracy")
+    assert min(chosen) < 5 and len(set(chosen)) > 1  # else the last round would do
+    summary = result.summary()
+    assert summary["selection"] == "best"
+    assert summary["domains"]["acc"] == pytest.approx(np.mean(found))
+    assert [c["accuracy"]["predictor"] for c in summary["clients"]] == [
+        c.accuracy(selection="best") for c in result.clients
+    ]
+    assert result.summary()["mean"]["predictor"]["accuracy"] == result.mean_accuracy(selection="best")
+    assert "selection" not in upto[5].report() and result.report()["selection"] == "best"
+
+
+def test_best_without_validation_data_or_on_test_data_is_refused(federate: Federate, tiny: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"^selection: best, but no client has val samples"):
+        run(methods.of({"name": "fml"}), federate(held=0), rounds=1, selection="best")
+    run(methods.of({"name": "fml"}), federate(held=0), rounds=0, selection="last5")
+    some = federate([5, 6])
+    a, b = some.clients
+    some = replace(some, clients=(replace(a, val=a.val.take([])), b))
+    found = run(methods.of({"name": "independent"}), some, rounds=1, selection="best", device="cpu").summary()
+    assert [c["accuracy"]["predictor"] is None for c in found["clients"]] == [True, False]
+    tree = {**tiny, "selection": "best", "data": {**tiny["data"], "split": {"val_from": "test"}}}
+    with pytest.raises(InputError, match="selection: best, but with val_from: test that would be best on test"):
+        Recipe.of(tree)
+    with pytest.raises(InputError, match=r"selection: 'test'; .*known: last, last5, best"):
+        Recipe.of({**tiny, "selection": "test"})
+
+
+def test_the_commands_say_which_selection_their_numbers_are_of(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    best = ["--set", "selection=best", "--set", "rounds=3"]
+    done = command("run", "tiny.yaml", *best, "--out", "x")
+    assert "fml: accuracy (%) on each client's own test data when best on validation" in done.out
+    assert json.loads((tmp_path / "x" / "run.json").read_text())["summary"]["selection"] == "best"
+    report = json.loads(command("run", "tiny.yaml", *best, "--out", "y", "--json").out)
+    assert report["selection"] == "best"
+    done = command("compare", "tiny.yaml", *best, "--methods", "fedprox,fml", "--seeds", "0", "--out", "z")
+    assert done.out.startswith("accuracy (%) when best on validation: mean ± ")
+    assert re.search("^fedprox: weights samples, serve global, mu 0.01$", done.out, re.MULTILINE)
+    compared = json.loads((tmp_path / "z" / "comparison.json").read_text())
+    assert [one["selection"] for one in compared["runs"]] == ["best", "best"]
+    assert compared["runs"][1]["clients"] == report["clients"]
