@@ -206,7 +206,7 @@ class Recipe(Plan):
     def federation(self, data_dir: Path | None = None) -> Federation:
         """The clients, with their data loaded and dealt, the public set and what is opted out."""
         if self.clients is not None:
-            federation, given_test = self._of_clients(data_dir)
+            federation, sources = self._of_clients(data_dir)
         else:
             assert self.data is not None and self.partition is not None
             source = self.data.source(data_dir)
@@ -214,16 +214,21 @@ class Recipe(Plan):
                 source = replace(source, train=_masked(source.train, self.data.path, self.opt_out.mask))
             dealt = _deal(source, self.data, self.partition, self.seed)
             federation = Federation.of(dealt, self.models.clients, self.models.global_model)
-            given_test = source.test is not None
-        if self.public is not None:
+            sources = [source]
+        if self.public is not None and all(source.lists for source in sources):
+            # FedH2L's PACS: a share of the listed test images, and all listed training images stay private.
+            federation = self.public.applied(federation, self.seed, lambda client: len(client.test), "test")
+        elif self.public is not None:
             # A share of all data: a test set that came with the data is not the client's to give.
+            given_test = any(source.test is not None for source in sources)
+
             def whole(client: Client) -> int:
                 return len(client.train) + len(client.val) + (0 if given_test else len(client.test))
 
             federation = self.public.applied(federation, self.seed, whole)
         return federation if self.opt_out is None else self.opt_out.applied(federation, self.seed)
 
-    def _of_clients(self, data_dir: Path | None) -> tuple[Federation, bool]:
+    def _of_clients(self, data_dir: Path | None) -> tuple[Federation, list[Source]]:
         assert self.clients is not None
         groups: dict[Data, list[str]] = {}
         for entry in self.clients:
@@ -244,7 +249,7 @@ class Recipe(Plan):
         ordered = [parts[entry.id] for entry in self.clients]
         models = [entry.model for entry in self.clients]
         federation = Federation.of_clients(ordered, models, self.models.global_model, tuple(notes))
-        return federation, any(source.test is not None for source in sources.values())
+        return federation, list(sources.values())
 
     def dump(self) -> str:
         """The full recipe as YAML, defaults filled in."""
@@ -255,12 +260,18 @@ class Recipe(Plan):
 
 
 def _deal(source: Source, data: Data, partition: Partition, seed: int, at: str = "data") -> Dealt:
+    train, val, test = source.train, None, source.test
+    if source.lists is not None:
+        if data.split.val_from == "test":
+            raise InputError(f"{at}.split.val_from: test, but list files say what is val; leave it out")
+        train, val, test = (source.train.take(source.lists[part]) for part in ("train", "val", "test"))
     try:
         dealt = split_and_deal(
-            source.train,
-            source.test,
+            train,
+            test,
             partition,
             data.split,
+            val=val,
             samples_per_client=data.samples_per_client,
             test_samples=data.test_samples,
             seed=seed,

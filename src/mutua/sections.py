@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -35,16 +35,25 @@ class PublicSet(Spec):
             raise ValueError("give either share (of each client's data) or path (of a file)")
         return self
 
-    def applied(self, federation: Federation, seed: int, whole: Callable[[Client], int]) -> Federation:
-        """The federation with its public set; `whole` is how many samples the share is of."""
+    def applied(
+        self,
+        federation: Federation,
+        seed: int,
+        whole: Callable[[Client], int],
+        split: Literal["train", "test"] = "train",
+    ) -> Federation:
+        """The federation with its public set; `whole` is how many samples the share is of, taken from `split`."""
         if self.path is not None:
             return replace(federation, public=self._read(federation, seed))
         clients, parts = [], {}
         for client in federation.clients:
             number = round((self.share or 0) * whole(client))
-            private, parts[client.id] = carve(client.train, number, seed, client.id)
-            clients.append(replace(client, train=private))
-        return replace(federation, clients=tuple(clients), public=Public(parts, self.labelled))
+            kept, parts[client.id] = carve(getattr(client, split), number, seed, client.id)
+            clients.append(replace(client, train=kept) if split == "train" else replace(client, test=kept))
+        federation = replace(federation, clients=tuple(clients), public=Public(parts, self.labelled))
+        if split == "train" or federation.test is None:
+            return federation
+        return replace(federation, test=together([client.test for client in federation.clients]))
 
     def _read(self, federation: Federation, seed: int) -> Public:
         assert self.path is not None

@@ -33,6 +33,8 @@ class Arrays:
     classes: tuple[str, ...] | None = None
     domain: np.ndarray | None = None
     domains: tuple[str, ...] = ()
+    lists: dict[str, np.ndarray] | None = None
+    """Positions in x of train, val and test, where list files say so."""
 
 
 @contextmanager
@@ -196,7 +198,7 @@ def _unpickled(name: str, raw: bytes) -> dict[bytes, Any]:
 def images(folder: Path, image_size: int | None = None) -> Arrays:
     """A folder of images, class/*.jpg or domain/class/*.jpg, resized to a square of `image_size` while read.
 
-    Order: domains, classes and files by name. Grey if every image is, else RGB.
+    Order: domains, classes and files by name. Grey if every image is, else RGB. Domains may have list files.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: not a folder; give one with images as class/*.jpg or domain/class/*.jpg")
@@ -208,15 +210,58 @@ def images(folder: Path, image_size: int | None = None) -> Arrays:
         for name, paths in held.items()
         for path in paths
     ]
-    x = _pictures(folder, [path for path, _, _ in listed], image_size)
     domains = tuple(by_domain)
+    lists = _lists(folder, domains, [path for path, _, _ in listed], classes)
+    x = _pictures(folder, [path for path, _, _ in listed], image_size)
     return Arrays(
         x,
         np.array([label for _, label, _ in listed]),
         classes=classes,
         domain=None if domains == ("",) else np.array([domain for _, _, domain in listed]),
         domains=() if domains == ("",) else domains,
+        lists=lists,
     )
+
+
+# What PACS's list files call the parts: DOMAIN_train_kfold.txt and so on.
+_PARTS = {"train": "train", "val": "crossval", "test": "test"}
+
+
+def _lists(
+    folder: Path, domains: tuple[str, ...], images: list[Path], classes: tuple[str, ...]
+) -> dict[str, np.ndarray] | None:
+    """Positions among the images of train, val and test by list files beside the domains or one level up.
+
+    None where there are none.
+    """
+    found = {path.name: path for at in (folder.resolve().parent, folder) for path in at.glob("*_kfold.txt")}
+    wanted = {part: [f"{domain}_{word}_kfold.txt" for domain in domains] for part, word in _PARTS.items()}
+    names = [name for part in wanted.values() for name in part]
+    missing = [name for name in names if name not in found]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        raise InputError(f"{folder}: has list files, but not {missing[0]}; add it, or remove the others")
+    position = {path.relative_to(folder).as_posix(): i for i, path in enumerate(images)}
+    return {
+        part: np.unique(np.array([i for name in names for i in _list_file(found[name], position, classes)], int))
+        for part, names in wanted.items()
+    }
+
+
+def _list_file(path: Path, position: dict[str, int], classes: tuple[str, ...]) -> Iterator[int]:
+    """The positions of the images that a file lists: one a line, and its label, which counts from 1."""
+    with _reading(path, "a list of this folder's images and their labels"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if not line.strip():
+                continue
+            image, _, label = line.strip().rpartition(" ")
+            if image not in position:
+                raise ValueError(f"line {number}: there is no image '{image}'")
+            name = image.split("/")[1]
+            if label != str(classes.index(name) + 1):
+                raise ValueError(f"line {number}: label {label}, but '{name}' is {classes.index(name) + 1}")
+            yield position[image]
 
 
 def image_files(folder: Path) -> list[Path]:

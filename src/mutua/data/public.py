@@ -58,17 +58,17 @@ class Public:
         return whole.take(order[:size])
 
 
-def carve(train: Samples, number: int, seed: int, who: str) -> tuple[Samples, Samples]:
-    """Split a client's training samples into private ones and `number` public ones, class by class.
+def carve(samples: Samples, number: int, seed: int, who: str) -> tuple[Samples, Samples]:
+    """Split a client's samples into those it keeps and `number` public ones, class by class.
 
     The draw does not depend on the client: domains that show the same images make the same ones public.
     """
-    if not 1 <= number < len(train):
+    if not 1 <= number < len(samples):
         raise InputError(
-            f"public.share: client {who} would give {number} of {len(train)} training samples; "
+            f"public.share: client {who} would give {number} of {len(samples)} samples; "
             "it must give at least one and keep at least one"
         )
-    y = np.asarray(train.y.numpy())
+    y = np.asarray(samples.y.numpy())
     (chosen,) = stratified(y, [number / len(y)], numpy_stream(seed, "public"))
-    private = np.setdiff1d(np.arange(len(y)), chosen)
-    return train.take(private), train.take(chosen)
+    kept = np.setdiff1d(np.arange(len(y)), chosen)
+    return samples.take(kept), samples.take(chosen)

@@ -30,6 +30,8 @@ class Source:
     train: Samples
     test: Samples | None = None
     note: str = ""
+    lists: dict[str, np.ndarray] | None = None
+    """Positions in `train` of what list files call train, val and test; a sample may be in several."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ KNOWN: dict[str, Known] = {
         + (Place("pacs64.npz", formats.npz, "PACS reduced to 64x64 pixels"),),
         preprocess=_grey(0.5, 0.5),
         how="download it by hand from https://dali-dl.github.io/project_iccv2017.html and make the folders "
-        "pacs/DOMAIN/CLASS/*.jpg with the domains art_painting, cartoon, photo, sketch",
+        "pacs/DOMAIN/CLASS/*.jpg with the domains art_painting, cartoon, photo, sketch, and its "
+        "lists DOMAIN_train_kfold.txt, DOMAIN_crossval_kfold.txt, DOMAIN_test_kfold.txt beside them",
     ),
     "office-home": Known(
         about="things of office and home as art, clipart, product pictures and photographs",
@@ -221,7 +224,7 @@ def load(
         tried = ", ".join(place.path for place in known.places)
         raise InputError(f"data: {name} is not in {folder} (looked for {tried}); to get it: {known.how}")
     source = _source(name, _read(place.read, folder / place.path, image_size), image_size, known)
-    return replace(source, note=place.note)
+    return replace(source, note=place.note or source.note)
 
 
 def _kind(name: str) -> str:
@@ -262,7 +265,7 @@ def _source(name: str, arrays: Arrays, image_size: int | None, known: Known | No
         held = f"{train.channels} channels of {str(train.x.dtype).removeprefix('torch.')}"
         raise InputError(f"{name}.x: {held}; {name} is bytes (0 to 255) in {len(preprocess.mean)} channels")
     if arrays.x_test is None:
-        return Source(name, _resized(train, image_size, name))
+        return Source(name, _resized(train, image_size, name), note=_listed(arrays), lists=arrays.lists)
     test = Samples.of(arrays.x_test, arrays.y_test, classes=classes, preprocess=preprocess, name=f"{name}.test")
     if test.x.shape[1:] != train.x.shape[1:] or test.x.dtype != train.x.dtype:
         shapes = f"{tuple(test.x.shape[1:])} {test.x.dtype}, not {tuple(train.x.shape[1:])} {train.x.dtype}"
@@ -271,6 +274,17 @@ def _source(name: str, arrays: Arrays, image_size: int | None, known: Known | No
         both = max(train.classes, test.classes, key=len)
         train, test = replace(train, classes=both), replace(test, classes=both)
     return Source(name, _resized(train, image_size, name), _resized(test, image_size, name))
+
+
+def _listed(arrays: Arrays) -> str:
+    """What a reader should know of a split by list files."""
+    if arrays.lists is None:
+        return ""
+    fit, val, test = (arrays.lists[part] for part in ("train", "val", "test"))
+    seen = np.isin(test, np.concatenate([fit, val])).sum()
+    left = len(arrays.y) - len(np.unique(np.concatenate([fit, val, test])))
+    note = f"split by list files: {seen} of {len(test)} test images are training or validation images too"
+    return note + (f"; {left} images are in no list" if left else "")
 
 
 def _resized(samples: Samples, size: int | None, name: str) -> Samples:

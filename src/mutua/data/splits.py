@@ -19,7 +19,7 @@ from mutua.spec import Spec
 
 
 class Split(Spec):
-    """Fractions for validation and test; `test` counts only where the source has no test set of its own."""
+    """Fractions for validation and test; each counts only where the source has none of its own."""
 
     val: Annotated[float, Field(ge=0, lt=1)] = 0.1
     test: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -91,11 +91,14 @@ def split_and_deal(
     partition: Partition,
     split: Split,
     *,
+    val: Samples | None = None,
     samples_per_client: int | None = None,
     test_samples: int | None = None,
     seed: int,
 ) -> Dealt:
     """Draw, split, then deal: train by the partition, val and test by each client's own training mix.
+
+    A `val` or `test` that is given is dealt as it is; the others are split off `train`.
 
     Samples that are opted out follow afterwards, to whom the mix of the others sends them: they change nothing
     about the others, nor the common test set.
@@ -118,14 +121,14 @@ def split_and_deal(
     pools = _pools(train, partition)
     if samples_per_client is not None:
         pools = _drawn(train, pools, partition, samples_per_client, seed)
-    val_fraction = split.val if split.val_from == "train" else 0.0
+    val_fraction = split.val if split.val_from == "train" and val is None else 0.0
     test_fraction = 0.0 if given else split.test
     fractions = [1 - val_fraction - test_fraction, val_fraction, test_fraction]
-    fit, val, held = _split(train, pools, fractions, seed)
-    test = held if test is None else test
+    fit, held_val, held = _split(train, pools, fractions, seed)
+    val, test = held_val if val is None else val, held if test is None else test
     if not len(fit):
         raise InputError(
-            f"split: val {split.val:g}, test {split.test:g} leave none of {len(held) + len(val)} samples to "
+            f"split: val {split.val:g}, test {split.test:g} leave none of {len(held) + len(held_val)} samples to "
             "train on; lower them or give more samples"
         )
 
