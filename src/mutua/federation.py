@@ -239,7 +239,7 @@ class Federation:
         return sorted(c.id for c in self.clients if c.takes_part or not needs_global)
 
     def pooled(self) -> Federation:
-        """One client that holds everybody's data: the ceiling that federations are judged against."""
+        """One client that holds everybody's data, also what is public: the ceiling of federations."""
         shapes = {client.train.x.shape[1:] for client in self.clients}
         if len(shapes) > 1:
             listed = ", ".join(str(tuple(shape)) for shape in shapes)
@@ -248,6 +248,12 @@ class Federation:
         model = self.global_model or clients[0].model
         model = model.model_copy(update={"share": "all"})
         train, val, test = (together([getattr(c, split) for c in clients]) for split in ("train", "val", "test"))
+        if self.public is not None and self.public.labelled:
+            known = replace(
+                self.public, parts={o: p.relabelled(self.classes) for o, p in self.public.parts.items()}
+            )
+            known.fits("pooled", train)
+            train = together([train, known.whole])
         common = test if self.test is None else self.test.relabelled(self.classes)
         return Federation((Client("pooled", train, val, common, model),), model, common, self.notes)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
+from mutua.data.public import Public
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
 from mutua.message import Tensors
@@ -85,6 +86,21 @@ def test_centralised_is_independent_on_the_pooled_data(
     # The ceiling is judged on the common test set.
     assert federation.test is not None
     assert torch.equal(pooled.test.x, federation.test.x)
+
+
+def test_what_is_public_with_its_labels_is_pooled_too(federate: Federate, blobs: Any) -> None:
+    """Else the ceiling would lack the data that clients gave to the public set."""
+    federation, parts = federate(), {"a": blobs(5, seed=1), "b": blobs(4, seed=2)}
+    pooled = replace(federation, public=Public(parts)).pooled()["pooled"].train
+    private = federation.pooled()["pooled"].train
+    assert len(pooled) == 28 + 9 and torch.equal(pooled.x[:28], private.x)
+    assert torch.equal(pooled.x[28:], torch.cat([parts["a"].x, parts["b"].x]))
+    assert torch.equal(pooled.y[28:], torch.cat([parts["a"].y, parts["b"].y]))
+    unlabelled = replace(federation, public=Public(parts, labelled=False)).pooled()["pooled"].train
+    assert torch.equal(unlabelled.x, private.x)
+    alien = replace(federation, public=Public({"a": blobs(5, features=7)}))
+    with pytest.raises(InputError, match=r"public: a's part has inputs \(7,\)"):
+        alien.pooled()
 
 
 def test_pooled_data_is_everybodys_with_labels_matched_by_name(nets: SimpleNamespace, federate: Federate) -> None:

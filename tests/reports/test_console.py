@@ -74,7 +74,18 @@ def test_a_result(finished: Runs, printed: Callable[[], str]) -> None:
     assert rows["mean"][1] == percent(result.mean_accuracy())
     assert f"global on the common test set: {percent(summary['global']['accuracy'])} %, loss " in text
     assert "left the clients: weights (meme), count (samples)" in text
-    assert text.endswith("options: weights samples, serve global\n") and "local steps" not in text
+    assert text.endswith("models start from scratch\noptions: weights samples, serve global\n")
+    assert "local steps" not in text
+
+
+def test_a_result_of_models_that_do_not_start_from_scratch_says_so(
+    finished: Runs, printed: Callable[[], str]
+) -> None:
+    folder, _ = finished("fedavg")
+    file = str(folder / "global" / "weights.safetensors")
+    _, result = finished("fedavg", models={"global": {"name": "mlp", "width": 0.1, "init": file}})
+    console.show_result(result)
+    assert f"models start from {file}\n" in printed()
 
 
 def test_a_result_over_domains_and_of_several_steps_a_round(finished: Runs, printed: Callable[[], str]) -> None:

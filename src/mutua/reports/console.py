@@ -167,6 +167,9 @@ def show_result(result: Result) -> None:
     plan = result.job.plan
     if plan.steps is not None and plan.steps > 1:
         remarks += [f"{plan.rounds} rounds of {plan.steps}: {plan.rounds * plan.steps} local steps a client"]
+    models = [client.model for client in result.federation.clients] + [result.job.global_model]
+    files = dict.fromkeys(str(model.init) for model in models if model is not None and model.init is not None)
+    remarks += [f"models start from {', '.join(files) or 'scratch'}"]
     if told := options(result.job.method):
         remarks += [f"options: {told}"]
     when = SELECTIONS[plan.selection]
