@@ -51,6 +51,9 @@ class Job:
         return self.global_model
 
 
+Verb = Literal["start", "train", "finish"]
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a client sent, and what an observer of the simulation saw of its work."""
@@ -300,20 +303,23 @@ def initial_seed(seed: int) -> int:
 
 
 def work(
-    job: Job,
-    client: Client,
-    store: Store,
-    verb: Literal["start", "train", "finish"],
-    round: int,
-    brief: Message | None,
-    modules: Modules,
+    job: Job, client: Client, store: Store, verb: Verb, round: int, brief: Message | None, modules: Modules
 ) -> Reply:
     """Do one client's work of one round as a transaction."""
     done = store.committed(round)
     if done is not None:
         return Reply(done.reply, {}, 0.0)
+    state, reply = perform(job, client, store.stage(round), verb, round, brief, modules)
+    store.commit(round, state, reply.message)
+    return reply
+
+
+def perform(
+    job: Job, client: Client, state: State, verb: Verb, round: int, brief: Message | None, modules: Modules
+) -> tuple[State, Reply]:
+    """One client's work of one round, from a staged state to the next one and the reply that belongs to it."""
     began = time.perf_counter()
-    participant = Participant(job, client, store.stage(round), round, modules)
+    participant = Participant(job, client, state, round, modules)
     message: Message | None = None
     try:
         if verb == "start":
@@ -328,14 +334,13 @@ def work(
         reason = str(error).splitlines()[0] if str(error) else ""
         raise RunError(f"client {client.id}, round {round}: {type(error).__name__}: {reason}") from error
     may_leave(client.id, message, job.method.shares, brief)
-    store.commit(round, participant.state, message)
-    return Reply(message, participant.terms, time.perf_counter() - began)
+    return participant.state, Reply(message, participant.terms, time.perf_counter() - began)
 
 
 def assess(
     job: Job,
     client: Client,
-    store: Store,
+    state: State,
     round: int,
     brief: Message | None,
     modules: Modules,
@@ -345,9 +350,9 @@ def assess(
 
     With the `others`' samples by split, which only the observer of a simulation has, also FedH2L's three:
     accuracy within the own domain (wdp), across the others' (cdp) and over all (acc).
-    Nothing is committed: an evaluation leaves no trace in a store.
+    `state` is staged for the next round and thrown away: an evaluation leaves no trace in a store.
     """
-    participant = Participant(job, client, store.stage(round + 1), round + 1, modules)
+    participant = Participant(job, client, state, round + 1, modules)
     found: dict[tuple[str, str], dict[str, float | None]] = {}
     splits = {"val": client.val, "test": client.test}
 

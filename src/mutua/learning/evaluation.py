@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +29,13 @@ def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cp
     model.train(was_training)
     # Cloned: a tensor of inference mode could not be learned from.
     return torch.cat(parts).cpu().clone()
+
+
+def batches(samples: Samples) -> list[Samples]:
+    """The parts that are passed through a model at once: the same however many workers share them."""
+    return [
+        replace(samples, x=x, y=y) for x, y in zip(samples.x.split(BATCH), samples.y.split(BATCH), strict=True)
+    ]
 
 
 def measure(

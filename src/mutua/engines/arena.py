@@ -1,0 +1,161 @@
+"""Memory that a process shares with the workers it forks: arrays cross without going through a pipe.
+
+Every process writes into a region of its own and may read all of them. A parcel is a pickle whose arrays are
+replaced by their places. It passes between processes of one program only: it is never a file and never comes from
+outside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import mmap
+import pickle
+import sys
+import weakref
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mutua.errors import RunError
+
+ALIGNMENT = 64  # a cache line, so that no kernel meets an odd address
+LARGEST, SMALLEST = 1 << 38, 1 << 28
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # a page counts when it is first written
+
+
+class Block(NamedTuple):
+    """A stretch of one process's region."""
+
+    owner: int
+    start: int
+    length: int
+
+
+class Parcel(NamedTuple):
+    """What was packed: its content, and the block that holds those of its arrays that had to be copied."""
+
+    content: bytes
+    block: Block | None
+
+
+class Arena:
+    """Regions for `processes` processes, made before they are forked; process 0 is the one that forks.
+
+    A block that process 0 has opened stays as it is until the last of its arrays is gone there.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.regions = [_reserve() for _ in range(processes)]
+        self.bases = [ctypes.addressof(ctypes.c_ubyte.from_buffer(region)) for region in self.regions]
+        self.process = 0
+        self.released: dict[int, list[Block]] = defaultdict(list)
+        self._free: dict[int, list[Block]] = defaultdict(list)
+        self._end = 0
+
+    def pack(self, what: Any, *, refer: bool = True) -> Parcel:
+        """A parcel; without `refer` also arrays that lie in the arena already are copied."""
+        content = io.BytesIO()
+        packer = _Packer(content, self, refer)
+        packer.dump(what)
+        block = self._allocate(packer.length) if packer.length else None
+        if block is not None:
+            memory = self._memory(block)
+            for start, array in packer.arrays:
+                _array(memory, start, array.dtype, array.shape).copy_(array)
+        return Parcel(content.getvalue(), block)
+
+    def unpack(self, parcel: Parcel) -> Any:
+        """What was packed. Its arrays are the very memory they were packed into: nobody may write to them."""
+        memory = None
+        if parcel.block is not None:
+            memory = self._memory(parcel.block)
+            if self.process == 0:
+                weakref.finalize(memory, self.release, parcel.block).atexit = False
+        return _Opener(parcel.content, self, memory).load()
+
+    def release(self, block: Block) -> None:
+        """Let a block be written again: at once where it is this process's own, else when its owner is told."""
+        if block.owner == self.process:
+            self._free[block.length].append(block)
+        else:
+            self.released[block.owner].append(block)
+
+    def place(self, array: Tensor) -> tuple[int, int] | None:
+        """Where in the arena an array lies, if it does."""
+        address = array.data_ptr()
+        for owner, base in enumerate(self.bases):
+            if base <= address < base + len(self.regions[owner]):
+                return owner, address - base
+        return None
+
+    def at(self, owner: int, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """The array at this place."""
+        return _array(self.regions[owner], start, dtype, shape)
+
+    def _allocate(self, length: int) -> Block:
+        if self._free[length]:
+            return self._free[length].pop()
+        if self._end + length > len(self.regions[self.process]):
+            raise RunError(f"memory: {self._end:,} bytes of clients' states fill a worker; use fewer workers")
+        self._end += length
+        return Block(self.process, self._end - length, length)
+
+    def _memory(self, block: Block) -> ctypes.Array[ctypes.c_ubyte]:
+        """A block as an object that its arrays keep alive."""
+        return (ctypes.c_ubyte * block.length).from_buffer(self.regions[block.owner], block.start)
+
+
+class _Packer(pickle.Pickler):
+    """Pickles all but arrays; those it notes, to be copied into one block."""
+
+    def __init__(self, content: io.BytesIO, arena: Arena, refer: bool) -> None:
+        super().__init__(content, protocol=5)
+        self.arena, self.refer = arena, refer
+        self.arrays: list[tuple[int, Tensor]] = []
+        self.length = 0
+        self._known: dict[int, int] = {}
+
+    def persistent_id(self, thing: Any) -> Any:
+        if not isinstance(thing, Tensor):
+            return None
+        place = self.arena.place(thing) if self.refer and thing.is_contiguous() else None
+        if place is not None:
+            return *place, thing.dtype, tuple(thing.shape)
+        start = self._known.get(id(thing))  # every client's brief holds the same global: it is copied once
+        if start is None:
+            start = self._known[id(thing)] = self.length
+            self.arrays.append((start, thing.detach()))
+            self.length += -(-thing.numel() * thing.element_size() // ALIGNMENT) * ALIGNMENT
+        return None, start, thing.dtype, tuple(thing.shape)
+
+
+class _Opener(pickle.Unpickler):
+    def __init__(self, content: bytes, arena: Arena, memory: Any) -> None:
+        super().__init__(io.BytesIO(content))
+        self.arena, self.memory = arena, memory
+
+    def persistent_load(self, place: Any) -> Tensor:
+        owner, start, dtype, shape = place
+        return _array(self.memory, start, dtype, shape) if owner is None else self.arena.at(*place)
+
+
+def _array(memory: Any, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+
+
+def _reserve() -> mmap.mmap:
+    """As much address space as there is to have; memory is taken only as it is written."""
+    length = LARGEST
+    while True:
+        try:
+            return mmap.mmap(-1, length, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        except (OSError, ValueError, OverflowError):
+            if length <= SMALLEST:
+                raise RunError("memory: none to share with workers; use --workers 1") from None
+            length //= 2

@@ -1,0 +1,199 @@
+"""Workers: processes forked for a run, one thread each, that do a list of tasks and wait for the next."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import torch
+
+from mutua.engines.arena import Arena, Parcel
+from mutua.errors import MutuaError, RunError
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to do for a client."""
+
+    what: str
+    client: str
+    given: tuple[Any, ...]
+
+
+class Span(NamedTuple):
+    """When a process did a task, by the clock that all processes share."""
+
+    process: int
+    what: str
+    client: str
+    began: float
+    ended: float
+
+
+Do = Callable[[Task], Any]
+Done = Callable[[Task, Any, Span], None]
+
+
+def cores() -> int:
+    """How many workers a run has unless told otherwise: one a core that this process may use."""
+    return len(os.sched_getaffinity(0)) if can_fork() else 1
+
+
+def can_fork() -> bool:
+    """Whether workers can be had: on Linux, and not inside somebody's own worker."""
+    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+class Workers:
+    """Does tasks by a function that the workers inherit with all that it holds, data included.
+
+    Near the end of a list, where fewer than two tasks a core are left, all of them run at once and share the
+    cores: five equal tasks take two cores two and a half times as long as one, not three. That is why there are
+    nearly twice as many processes as cores.
+    """
+
+    def __init__(self, do: Do, number: int, most: int) -> None:
+        """`number` tasks at once; never more than `most` in a list."""
+        self.number = number
+        context = multiprocessing.get_context("fork")
+        processes = max(1, min(2 * number - 1, most))
+        self.arena = Arena(processes + 1)
+        self.lines: list[Connection] = []
+        self.processes = []
+        for process in range(1, processes + 1):
+            here, there = context.Pipe()
+            target, given = _serve, (do, self.arena, process, there, [*self.lines, here])
+            worker = context.Process(target=target, args=given, name=f"mutua-{process}", daemon=True)
+            with (
+                warnings.catch_warnings()
+            ):  # about threads of this process, such as a progress bar's: workers use none
+                warnings.simplefilter("ignore", DeprecationWarning)
+                worker.start()
+            there.close()
+            self.lines.append(here)
+            self.processes.append(worker)
+
+    def do(self, tasks: Sequence[Task], done: Done) -> None:
+        """Do the tasks, which begin in this order, and say `done` of each as it ends."""
+        # Packed together first, because clients' briefs hold the same global: it is copied once.
+        waiting = list(reversed(self.arena.unpack(self.arena.pack(list(tasks)))))
+        idle = list(range(len(self.lines)))
+        busy: dict[Connection, tuple[Task, int]] = {}
+        failed: dict[str, Exception] = {}
+        stopped: KeyboardInterrupt | None = None
+        while waiting or busy:
+            left = len(waiting) + len(busy)
+            while waiting and idle and len(busy) < (left if left < 2 * self.number else self.number):
+                task, worker = waiting.pop(), idle.pop()
+                self._send(worker, task)
+                busy[self.lines[worker]] = task, worker
+            try:
+                ready = wait(list(busy))
+            except KeyboardInterrupt as asked:
+                if stopped:
+                    raise
+                stopped, ready = asked, []
+            for line in ready:
+                assert isinstance(line, Connection)
+                task, worker = busy.pop(line)
+                idle.append(worker)
+                found, began, ended = self._receive(worker, task)
+                if isinstance(found, Exception):
+                    failed[task.client] = found
+                else:
+                    span = Span(worker + 1, task.what, task.client, began, ended)
+                    done(task, self.arena.unpack(found), span)
+            if stopped or failed:
+                waiting.clear()  # what has begun is finished, nothing else begins
+        if failed:
+            raise failed[min(failed)]
+        if stopped:
+            raise stopped
+
+    def close(self) -> None:
+        """End the workers; what they wrote can still be read."""
+        for line in self.lines:
+            line.close()
+        for worker in self.processes:
+            worker.terminate()
+            worker.join()
+
+    def _send(self, worker: int, task: Task) -> None:
+        freed, self.arena.released[worker + 1] = self.arena.released[worker + 1], []
+        try:
+            self.lines[worker].send_bytes(pickle.dumps((freed, self.arena.pack(task))))
+        except OSError:
+            raise self._died(worker, task) from None
+
+    def _receive(self, worker: int, task: Task) -> tuple[Parcel | Exception, float, float]:
+        try:
+            answer: tuple[Parcel | Exception, float, float] = pickle.loads(self.lines[worker].recv_bytes())
+            return answer
+        except (EOFError, OSError):
+            return self._died(worker, task), 0.0, 0.0
+
+    def _died(self, worker: int, task: Task) -> RunError:
+        self.processes[worker].join()
+        code = self.processes[worker].exitcode or 0
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        why = "; was memory short? use fewer workers" if code == -signal.SIGKILL else ""
+        return RunError(f"client {task.client}, {task.what}: its worker process ended {how}{why}")
+
+
+def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Connection]) -> None:
+    """A worker's life: until the line is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the forking process's affair
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in others:  # else a worker would keep its siblings' lines open after that process's death
+        other.close()
+    arena.process = process
+    torch.set_num_threads(1)
+    keep_memory()
+    while True:
+        try:
+            freed, parcel = pickle.loads(line.recv_bytes())
+        except (EOFError, OSError):
+            return
+        for block in freed:
+            arena.release(block)
+        began = time.perf_counter()
+        try:
+            answer: Any = arena.pack(do(arena.unpack(parcel)), refer=False)
+        except Exception as error:
+            if not isinstance(error, MutuaError):  # a mistake in the program: its trace would stay behind here
+                error.add_note("".join(traceback.format_exception(error)))
+            answer = _portable(error)
+        line.send_bytes(pickle.dumps((answer, began, time.perf_counter())))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself where it can be sent to another process, else one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:  # whatever a user's own exception does when it is copied
+        return RunError(f"{type(error).__name__}: {error}")
+
+
+def keep_memory() -> None:
+    """Let the C library keep freed memory instead of giving it back and asking again at every step."""
+    if os.environ.get("MUTUA_KEEP_MEMORY", "1") == "0":
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt  # only where the C library is GNU's
+    except (OSError, AttributeError):
+        return
+    trim_threshold, mmap_max = -1, -4
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
