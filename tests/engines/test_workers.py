@@ -1,0 +1,254 @@
+"""Workers: every byte as with one, a tail that shares the cores, and deaths that are said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mutua
+from mutua.engines.workers import Span, Task, Workers, cores
+from mutua.errors import InputError, RunError
+from mutua.federation import Federation
+from mutua.learning import evaluation
+from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
+from mutua.result import Result
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+Federate = Callable[..., Federation]
+
+
+def keys(result: Result) -> dict[str, Any]:
+    """Everything that a run gives, but for its time, in comparable form."""
+    arrays: dict[str, Any] = {f"global.{name}": a for name, a in (result.global_state or {}).items()}
+    for client in result.clients:
+        arrays |= {f"{client.id}.{g}.{n}": a for g, group in client.state.items() for n, a in group.items()}
+    found = {name: (a.dtype, a.shape, a.numpy().tobytes()) for name, a in arrays.items()}
+    return found | {"history": result.history.rows, "ledger": list(result.ledger)}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FML(), FMLU(), FedAvg(), FineTuned(), MixtureOfExperts(), Independent(patience=2)],
+    ids=lambda m: m.name,
+)
+def test_any_number_of_workers_gives_the_same_bytes(nets: Any, federate: Federate, method: Method) -> None:
+    models = [nets.dropping, nets.normed, nets.wide, nets.plain, nets.dropping]
+    federation = federate([9, 12, 7, 5, 11], models=models, global_model=nets.normed, common=30)
+    settings = {"rounds": 3, "batch_size": 4, "device": "cpu", "client_fraction": 0.8, "seed": 3}
+    one, two, three = (keys(mutua.run(method, federation, workers=n, **settings)) for n in (1, 2, 3))
+    assert one == two == three
+    assert one["history"]
+
+
+@pytest.mark.parametrize("method", [FedH2L(), FedMD()], ids=lambda m: m.name)
+def test_peers_and_scores_too(method: Method) -> None:
+    recipe = mutua.Recipe.model_validate(
+        {
+            "data": {"name": "mnist5k", "samples_per_client": 60, "image_size": 12},
+            "partition": {"kind": "rotated", "angles": [0, 20, 40]},
+            "public": {"share": 0.1},
+            "models": {"global": "mlp"},
+            "method": method.name,
+        }
+    )
+    federation = recipe.federation()
+    settings = {"rounds": 2, "batch_size": 16, "device": "cpu", "evaluate_every": 2}
+    one, two = (keys(mutua.run(method, federation, workers=n, **settings)) for n in (1, 2))
+    assert one == two
+
+
+def test_the_common_test_set_is_shared_out_by_batches(
+    nets: Any, federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "BATCH", 7)
+    federation = federate([9, 12, 7], common=30)
+    one, two = (keys(mutua.run(FML(), federation, workers=n, rounds=1, device="cpu")) for n in (1, 2))
+    assert one == two
+    monkeypatch.setattr(evaluation, "BATCH", 500)
+    whole = mutua.run(FML(), federation, workers=2, rounds=1, device="cpu")
+    accuracy = {"client": "global", "metric": "accuracy"}
+    assert whole.history.select(**accuracy) == [
+        row for row in one["history"] if row in whole.history.select(**accuracy)
+    ]
+
+
+def test_a_result_does_not_hold_on_to_shared_memory(federate: Federate) -> None:
+    federation = federate()
+    result = mutua.run(FML(), federation, workers=2, rounds=1, device="cpu")
+    for client in result.clients:
+        for group in client.state.values():
+            for array in group.values():
+                array.add_(1)  # its own memory: may be written
+    assert result.clients[0].predictor(federation.clients[0].test.x).shape[1] == 3
+
+
+# The pool by itself
+
+
+class Done:
+    """Collects what is done."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.spans: list[Span] = []
+
+    def __call__(self, task: Task, found: Any, span: Span) -> None:
+        self.found[task.client] = found
+        self.spans.append(span)
+
+
+def double(task: Task) -> Any:
+    return 2 * task.given[0]
+
+
+def tasks(number: int) -> list[Task]:
+    return [Task("double", str(i), (torch.full((1000,), float(i)),)) for i in range(number)]
+
+
+def test_results_come_to_their_own_tasks_again_and_again() -> None:
+    workers = Workers(double, 2, 10)
+    assert len(workers.processes) == 3
+    for _ in range(3):
+        done = Done()
+        workers.do(tasks(10), done)
+        assert {k: float(v[0]) for k, v in done.found.items()} == {str(i): 2.0 * i for i in range(10)}
+        assert {span.process for span in done.spans} <= {1, 2, 3}
+    workers.close()
+    assert all(process.exitcode is not None for process in workers.processes)
+
+
+def meeting(task: Task) -> int:
+    """Wait until as many are in as the task says; how many came."""
+    folder, wanted = task.given
+    (folder / task.client).touch()
+    deadline = time.monotonic() + 20
+    while len(list(folder.iterdir())) < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return len(list(folder.iterdir()))
+
+
+def test_the_last_three_of_five_on_two_cores_run_at_once(tmp_path: Path) -> None:
+    """The third to fifth task only end when all three have begun: one after the other they never would."""
+    workers, done = Workers(meeting, 2, 5), Done()
+    (tmp_path / "early").mkdir()
+    (tmp_path / "late").mkdir()
+    early = [Task("meet", f"e{i}", (tmp_path / "early", 2)) for i in range(2)]
+    late = [Task("meet", f"l{i}", (tmp_path / "late", 3)) for i in range(3)]
+    workers.do([*early, *late], done)
+    assert sorted(done.found) == ["e0", "e1", "l0", "l1", "l2"]
+    workers.close()
+
+
+def test_no_more_than_the_number_run_at_once_before_the_tail(tmp_path: Path) -> None:
+    workers, done = Workers(lambda task: len(list(tmp_path.iterdir())), 2, 50), Done()
+    workers.do([Task("look", str(i), ()) for i in range(50)], done)
+    by_start = sorted(done.spans, key=lambda span: span.began)[:40]
+    for span in by_start:
+        assert sum(other.began < span.began < other.ended for other in by_start) <= 2
+    workers.close()
+
+
+def broken(task: Task) -> Any:
+    if task.client == "2":
+        raise RunError("client 2: its data is bad")
+    if task.client == "3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task.client == "4":
+
+        class Odd(Exception):
+            def __init__(self, one: int, two: int) -> None:
+                super().__init__("odd")
+
+        raise Odd(1, 2)
+    if task.client == "5":
+        return 1 // 0
+    return task.client
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "says"),
+    [
+        ("2", RunError, "client 2: its data is bad"),
+        ("3", RunError, "client 3, go: its worker process ended by signal 9; was memory short"),
+        ("4", RunError, "Odd: odd"),
+        ("5", ZeroDivisionError, "division"),
+    ],
+)
+def test_a_failing_task_is_raised_here_and_what_had_begun_is_done(bad: str, error: Any, says: str) -> None:
+    workers, done = Workers(broken, 2, 3), Done()
+    with pytest.raises(error, match=says) as raised:
+        workers.do([Task("go", "1", ()), Task("go", bad, ())], done)
+    assert done.found == {"1": "1"}
+    if bad == "5":
+        assert "in broken" in "".join(raised.value.__notes__)  # where in the worker it was
+    workers.close()
+
+
+def test_workers_die_with_the_process_that_forked_them() -> None:
+    """Even if that is killed, they see their line closed and end."""
+    code = (
+        "import os, signal, sys, torch\n"
+        "from mutua.engines.workers import Workers\n"
+        "workers = Workers(print, 2, 3)\n"
+        "print(*[p.pid for p in workers.processes], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 3
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_number_of_workers_is_checked(federate: Federate) -> None:
+    with pytest.raises(InputError, match="workers: 0; give 1 or more"):
+        mutua.run(FML(), federate(), workers=0)
+    assert cores() == len(os.sched_getaffinity(0))
+
+
+def test_kept_memory_saves_page_faults() -> None:
+    """A large array made and dropped ten times: once the memory is kept it is not asked for again."""
+    code = (
+        "import sys, resource, torch\n"
+        "from mutua.engines.workers import keep_memory\n"
+        "keep_memory()\n"
+        "def go():\n"
+        "    for _ in range(10): torch.ones(16_000_000)\n"
+        "go()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "go()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    kept, given_back = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", code],
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "MUTUA_KEEP_MEMORY": switch},
+            ).stdout
+        )
+        for switch in ("1", "0")
+    )
+    assert kept < 1000 < given_back
