@@ -14,6 +14,7 @@ import pickle
 import sys
 import weakref
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,10 @@ from mutua.errors import RunError
 ALIGNMENT = 64  # a cache line, so that no kernel meets an odd address
 LARGEST, SMALLEST = 1 << 38, 1 << 28
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # a page counts when it is first written
+
+
+Place = tuple[int, int]
+"""The process whose region it is, and where it begins there."""
 
 
 class Block(NamedTuple):
@@ -55,16 +60,21 @@ class Arena:
         self._free: dict[int, list[Block]] = defaultdict(list)
         self._end = 0
 
-    def pack(self, what: Any, *, refer: bool = True) -> Parcel:
-        """A parcel; without `refer` also arrays that lie in the arena already are copied."""
+    def pack(self, what: Any, *, refer: bool = True, known: dict[int, Place] | None = None) -> Parcel:
+        """A parcel; without `refer` also arrays that lie in the arena already are copied.
+
+        `known` is where earlier parcels have put arrays, by identity: those are not copied again.
+        """
         content = io.BytesIO()
-        packer = _Packer(content, self, refer)
+        packer = _Packer(content, self, refer, {} if known is None else known)
         packer.dump(what)
         block = self._allocate(packer.length) if packer.length else None
         if block is not None:
             memory = self._memory(block)
-            for start, array in packer.arrays:
+            for start, array in packer.arrays.values():
                 _array(memory, start, array.dtype, array.shape).copy_(array)
+            if known is not None:
+                known |= {i: (block.owner, block.start + start) for i, (start, _) in packer.arrays.items()}
         return Parcel(content.getvalue(), block)
 
     def unpack(self, parcel: Parcel) -> Any:
@@ -83,7 +93,7 @@ class Arena:
         else:
             self.released[block.owner].append(block)
 
-    def place(self, array: Tensor) -> tuple[int, int] | None:
+    def place(self, array: Tensor) -> Place | None:
         """Where in the arena an array lies, if it does."""
         address = array.data_ptr()
         for owner, base in enumerate(self.bases):
@@ -111,25 +121,24 @@ class Arena:
 class _Packer(pickle.Pickler):
     """Pickles all but arrays; those it notes, to be copied into one block."""
 
-    def __init__(self, content: io.BytesIO, arena: Arena, refer: bool) -> None:
+    def __init__(self, content: io.BytesIO, arena: Arena, refer: bool, known: Mapping[int, Place]) -> None:
         super().__init__(content, protocol=5)
-        self.arena, self.refer = arena, refer
-        self.arrays: list[tuple[int, Tensor]] = []
+        self.arena, self.refer, self.known = arena, refer, known
+        self.arrays: dict[int, tuple[int, Tensor]] = {}
         self.length = 0
-        self._known: dict[int, int] = {}
 
     def persistent_id(self, thing: Any) -> Any:
         if not isinstance(thing, Tensor):
             return None
-        place = self.arena.place(thing) if self.refer and thing.is_contiguous() else None
+        place = self.known.get(id(thing))
+        if place is None and self.refer and thing.is_contiguous():
+            place = self.arena.place(thing)
         if place is not None:
             return *place, thing.dtype, tuple(thing.shape)
-        start = self._known.get(id(thing))  # every client's brief holds the same global: it is copied once
-        if start is None:
-            start = self._known[id(thing)] = self.length
-            self.arrays.append((start, thing.detach()))
+        if id(thing) not in self.arrays:
+            self.arrays[id(thing)] = self.length, thing.detach()
             self.length += -(-thing.numel() * thing.element_size() // ALIGNMENT) * ALIGNMENT
-        return None, start, thing.dtype, tuple(thing.shape)
+        return None, self.arrays[id(thing)][0], thing.dtype, tuple(thing.shape)
 
 
 class _Opener(pickle.Unpickler):

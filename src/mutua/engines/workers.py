@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mutua.engines.arena import Arena, Parcel
+from mutua.engines.arena import Arena, Block, Parcel, Place
 from mutua.errors import MutuaError, RunError
 
 
@@ -66,6 +67,8 @@ class Workers:
     def __init__(self, do: Do, number: int, most: int) -> None:
         """`number` tasks at once; never more than `most` in a list."""
         self.number = number
+        importlib.import_module("torch._dynamo")  # the first optimizer would, in every worker, for seconds
+
         context = multiprocessing.get_context("fork")
         processes = max(1, min(2 * number - 1, most))
         self.arena = Arena(processes + 1)
@@ -86,17 +89,20 @@ class Workers:
 
     def do(self, tasks: Sequence[Task], done: Done) -> None:
         """Do the tasks, which begin in this order, and say `done` of each as it ends."""
-        # Packed together first, because clients' briefs hold the same global: it is copied once.
-        waiting = list(reversed(self.arena.unpack(self.arena.pack(list(tasks)))))
+        waiting = list(reversed(tasks))
         idle = list(range(len(self.lines)))
         busy: dict[Connection, tuple[Task, int]] = {}
+        known: dict[int, Place] = {}  # every client's brief holds the same global, which crosses once
+        blocks: list[Block | None] = []
         failed: dict[str, Exception] = {}
         stopped: KeyboardInterrupt | None = None
         while waiting or busy:
             left = len(waiting) + len(busy)
             while waiting and idle and len(busy) < (left if left < 2 * self.number else self.number):
                 task, worker = waiting.pop(), idle.pop()
-                self._send(worker, task)
+                parcel = self.arena.pack(task, known=known)
+                blocks.append(parcel.block)
+                self._send(worker, task, parcel)
                 busy[self.lines[worker]] = task, worker
             try:
                 ready = wait(list(busy))
@@ -116,6 +122,8 @@ class Workers:
                     done(task, self.arena.unpack(found), span)
             if stopped or failed:
                 waiting.clear()  # what has begun is finished, nothing else begins
+        for block in filter(None, blocks):
+            self.arena.release(block)
         if failed:
             raise failed[min(failed)]
         if stopped:
@@ -129,10 +137,10 @@ class Workers:
             worker.terminate()
             worker.join()
 
-    def _send(self, worker: int, task: Task) -> None:
+    def _send(self, worker: int, task: Task, parcel: Parcel) -> None:
         freed, self.arena.released[worker + 1] = self.arena.released[worker + 1], []
         try:
-            self.lines[worker].send_bytes(pickle.dumps((freed, self.arena.pack(task))))
+            self.lines[worker].send_bytes(pickle.dumps((freed, parcel)))
         except OSError:
             raise self._died(worker, task) from None
 
