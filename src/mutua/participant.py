@@ -22,6 +22,7 @@ from mutua.federation import Client, build
 from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.layout import channels_last, lay_channels_last
 from mutua.learning.optimizers import restore, state_of
+from mutua.learning.precision import computing_in
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Models, Objective, Trainer, own_streams
 from mutua.ledger import may_leave
@@ -212,7 +213,8 @@ class Participant:
         for module in modules.values():
             module.train()
         trainer = Trainer(modules, optimizers, self.numbers)
-        with own_streams(modules, {name: derive(self._seed, self.round, name, "forward") for name in modules}):
+        streams = {name: derive(self._seed, self.round, name, "forward") for name in modules}
+        with own_streams(modules, streams), computing_in(plan.precision, modules):
             yield trainer
         self.terms |= trainer.terms()
         for name, module in modules.items():

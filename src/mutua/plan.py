@@ -11,6 +11,7 @@ from mutua.data.transforms import Augment
 from mutua.errors import InputError
 from mutua.history import Selection
 from mutua.learning.optimizers import SGD, Optimizer
+from mutua.learning.precision import Precision
 from mutua.spec import Spec
 
 
@@ -46,6 +47,7 @@ class Plan(Spec):
     budget: Budget | None = None
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Precision = "float32"
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,93 @@
+"""Where a run's time went: train, evaluate, merge, data, checkpoint, idle; and a trace of who did what when."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
+"""What the engines' tasks count as; any other name stands for itself."""
+SHOWN = ("train", "evaluate", "merge", "data", "checkpoint")
+
+
+class Span(NamedTuple):
+    """When a process did something for whom, by the clock that all processes share, and its own CPU time."""
+
+    process: int
+    what: str
+    client: str
+    began: float
+    ended: float
+    cpu: float
+
+
+@dataclass
+class Profile:
+    """All that was timed while it was active, on so many workers."""
+
+    workers: int = 1
+    spans: list[Span] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def active(self) -> Iterator[Profile]:
+        """Have everything that is timed in here noted."""
+        global _active
+        before, _active = _active, self
+        try:
+            yield self
+        finally:
+            _active = before
+
+    def seconds(self) -> dict[str, float]:
+        """CPU seconds by what they were for, and idle: what the workers' cores had left over."""
+        found = dict.fromkeys(SHOWN, 0.0)
+        for span in self.spans:
+            kind = KINDS.get(span.what, span.what)
+            found[kind] = found.get(kind, 0.0) + span.cpu
+        whole = (time.perf_counter() - self.began) * self.workers
+        return found | {"idle": max(0.0, whole - sum(found.values()))}
+
+    def write(self, path: Path) -> None:
+        """The trace, for chrome://tracing or ui.perfetto.dev."""
+        events = [
+            {
+                "name": f"{span.what} {span.client}".strip(),
+                "cat": KINDS.get(span.what, span.what),
+                "ph": "X",
+                "ts": round(1e6 * (span.began - self.began), 1),
+                "dur": round(1e6 * (span.ended - span.began), 1),
+                "pid": 0,
+                "tid": span.process,
+                "args": {"cpu_seconds": round(span.cpu, 6)},
+            }
+            for span in self.spans
+        ]
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+
+
+_active: Profile | None = None
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Note how long this takes, where somebody asked for a profile."""
+    if _active is None:
+        yield
+        return
+    began, cpu = time.perf_counter(), time.process_time()
+    try:
+        yield
+    finally:
+        _active.spans.append(Span(0, what, "", began, time.perf_counter(), time.process_time() - cpu))
+
+
+def note(spans: Sequence[Span]) -> None:
+    """Note what was timed elsewhere, as in a worker."""
+    if _active is not None:
+        _active.spans.extend(spans)
