@@ -59,7 +59,10 @@ def test_labels_are_the_users_words(recipe: Recipe) -> None:
         (" , ", "--methods: none given"),
         ("fml,fml", "--methods: 'fml' is named twice; name each method once, or with other options"),
         ("fml,fedvag", r"--methods: 'fedvag': method\.name: 'fedvag' is not a method; did you mean 'fedavg'\?"),
-        ("fedprox:nu=1", r"--methods: 'fedprox:nu=1': method\.nu: unknown key; known: weights, serve, mu"),
+        (
+            "fedprox:nu=1",
+            r"--methods: 'fedprox:nu=1': method\.nu: unknown key; known: .*weights, serve, mu",
+        ),
         ("fedprox:mu", "--methods: 'fedprox:mu': write options as name:key=value, such as fedprox:mu=0.1"),
         ("fedprox:=1", "--methods: 'fedprox:=1': write options as name:key=value"),
         ("fedprox:mu=x", r"--methods: 'fedprox:mu=x': method\.mu: 'x' is not a finite number"),

@@ -274,6 +274,22 @@ def test_every_option_of_a_method_is_described_and_no_other() -> None:
         assert not [key for key in fields if not agrees(told[key], fields[key])], name
 
 
+def test_every_combiner_and_its_options_are_described_and_no_other() -> None:
+    text = read("docs/methods.md").partition("## Merging")[2].partition("\n## ")[0]
+    told = {row[0].strip("`"): dict(re.findall(r"`(\w+)` \((\w[\w.]*)", row[1])) for row in rows(text)}
+    known = {
+        model.model_fields["name"].default: {
+            key: "none" if field.default is None else str(field.default)
+            for key, field in model.model_fields.items()
+            if key != "name"
+        }
+        for model in models(base.Hub.model_fields["combine"].annotation)
+    }
+    assert told == known
+    sharing = [name for name, method in base._METHODS.items() if issubclass(method, base.Hub)]
+    assert set(re.findall(r"`(\w+)`", text.partition("(")[2].partition(")")[0])) == set(sharing)
+
+
 def test_what_leaves_is_said_as_the_methods_declare_it() -> None:
     text = read("docs/methods.md").partition("## `")[0]
     leaves = {

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mutua.errors import RunError as RunError
     from mutua.federation import Client as Client
     from mutua.federation import Federation as Federation
+    from mutua.learning import merging as merging
     from mutua.learning.optimizers import SGD as SGD
     from mutua.learning.optimizers import Adam as Adam
     from mutua.learning.task import Task as Task
@@ -47,6 +48,7 @@ _HOMES = {
     "RunError": "mutua.errors",
     "Client": "mutua.federation",
     "Federation": "mutua.federation",
+    "merging": "mutua.learning.merging",
     "SGD": "mutua.learning.optimizers",
     "Adam": "mutua.learning.optimizers",
     "Task": "mutua.learning.task",

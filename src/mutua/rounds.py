@@ -181,6 +181,10 @@ class Rounds:
             except Refused as refused:
                 self._emit(Rejected(round, client, str(refused)))
                 refusals.append(f"{client}: {refused}")
+        for client, reason in method.outliers(self.server, accepted).items():
+            del accepted[client]
+            self._emit(Rejected(round, client, reason))
+            refusals.append(f"{client}: {reason}")
         sent = [client for client in drawn if replies[client].message is not None]
         if sent and len(accepted) < plan.min_replies:
             raise RunError(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch import nn
 
 from mutua.data.public import Public
@@ -137,6 +137,10 @@ class Method(Spec, ABC):
         """On the server: raise `Refused` for a reply that may not be merged."""
         return
 
+    def outliers(self, server: Server, replies: Mapping[str, Message]) -> dict[str, str]:
+        """On the server: of replies that passed `check`, whose to refuse beside the others', and why."""
+        return {}
+
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """On the server: the next state, of replies in client-id order."""
         return
@@ -164,6 +168,8 @@ class Hub(Method):
 
     needs_global: ClassVar[bool] = True
     server_does: ClassVar[str] = "merges weights"
+    combine: merging.Combiner = Field(default_factory=merging.Mean)
+    max_norm_ratio: float | None = Field(None, gt=1)
 
     @property
     def shares(self) -> Shares:
@@ -203,10 +209,18 @@ class Hub(Method):
             raise Refused("it holds no weights 'meme'")
         merging.fits(reply.arrays("meme"), server.state["global"])
 
-    def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
-        """Weighted mean of the memes."""
+    def outliers(self, server: Server, replies: Mapping[str, Message]) -> dict[str, str]:
+        """By option, memes that are much farther from the global than the others."""
+        if self.max_norm_ratio is None or not replies:
+            return {}
         memes = [reply.arrays("meme") for reply in replies.values()]
-        server.state["global"] = merging.mean(memes, self.merge_weights(replies))
+        found = merging.too_long(memes, server.state["global"], self.max_norm_ratio)
+        return {client: found[i] for i, client in enumerate(replies) if i in found}
+
+    def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
+        """The memes, weighted by the method and combined by its combiner."""
+        memes = [reply.arrays("meme") for reply in replies.values()]
+        server.state["global"] = self.combine(memes, self.merge_weights(replies), server.state["global"])
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
         """How much each reply counts; uniform unless a method says otherwise."""
