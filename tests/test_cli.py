@@ -26,7 +26,7 @@ from mutua.recipe import Recipe
 from mutua.runs.folder import RunFolder
 
 Command = Callable[..., Any]
-REPORT = {"method", "seed", "rounds", "global", "clients", "bytes", "seconds"}
+REPORT = {"method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds"}
 
 
 def rows(path: Path) -> list[dict[str, str]]:

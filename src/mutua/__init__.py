@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mutua.methods.base import Method as Method
     from mutua.models import Architecture as Architecture
     from mutua.plan import Plan as Plan
+    from mutua.privacy import Privacy as Privacy
     from mutua.recipe import Recipe as Recipe
     from mutua.result import Result as Result
     from mutua.runner import run as run
@@ -58,6 +59,7 @@ _HOMES = {
     "Method": "mutua.methods.base",
     "Architecture": "mutua.models",
     "Plan": "mutua.plan",
+    "Privacy": "mutua.privacy",
     "Recipe": "mutua.recipe",
     "Result": "mutua.result",
     "run": "mutua.runner",

@@ -145,6 +145,7 @@ def compare(
     runs: list[tuple[str, dict[str, Any]]] = []
     shared: dict[str, None] = {}
     said: set[str] = set()
+    promised: dict[str, str] = {}
     with filling(out or dated(f"{loaded.name}-compare")) as place, console.bars(not as_json) as bars:
 
         def runner(one: Recipe, federation: Federation, label: str) -> Result:
@@ -162,6 +163,8 @@ def compare(
             comparing.write(place, runs)  # after each, so that a comparison that is stopped has what it had
             if comparing.uses_global_alone(result):
                 shared[label] = None
+            if result.guarantee is not None:
+                promised[label] = f"{label}, seed {result.job.plan.seed}: differential privacy {result.guarantee}"
     summary = comparing.summarise(runs)
     if as_json:
         _print_json({"runs": reports, "summary": summary})
@@ -169,7 +172,7 @@ def compare(
         names = ", ".join(shared)
         notes = [f"{names}: every client uses models.global, not a model of its own"] if shared else []
         notes += [f"{c.label}: {options}" for c in contenders if (options := console.options(c.method))]
-        console.show_comparison(summary, loaded.selection, notes)
+        console.show_comparison(summary, loaded.selection, [*notes, *promised.values()])
     console.say(f"saved in {place}", console.err if as_json else console.out)
 
 

@@ -19,6 +19,7 @@ from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import MutuaError, RunError
 from mutua.federation import Client, build
+from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.layout import channels_last, lay_channels_last
 from mutua.learning.optimizers import restore, state_of
@@ -83,6 +84,8 @@ class Participant:
         self.terms: dict[str, float] = {}
         self._counters: Tensors = {}
         self._seed = private(job.plan.seed, client.id)
+        # Privacy's noise. Where clients are real, it must come from the system's source of randomness.
+        self._noise = torch_stream(self._seed, round, "privacy")
 
     @property
     def task(self) -> Task:
@@ -180,7 +183,8 @@ class Participant:
     ) -> Loader:
         """Batches of the client's samples, shuffled by its stream of this round and augmented as the plan says."""
         plan = self.job.plan
-        return Loader(
+        kind = PoissonLoader if self._by_example(models or {}) else Loader
+        return kind(
             self.client.train if samples is None else samples,
             self.task,
             plan.batch_size,
@@ -213,6 +217,8 @@ class Participant:
         for module in modules.values():
             module.train()
         trainer = Trainer(modules, optimizers, self.numbers)
+        if (privacy := plan.privacy) is not None and self._by_example(modules):
+            trainer = PrivateTrainer(modules, optimizers, self.numbers, privacy, plan.batch_size, self._noise)
         streams = {name: derive(self._seed, self.round, name, "forward") for name in modules}
         with own_streams(modules, streams), computing_in(plan.precision, modules):
             yield trainer
@@ -247,6 +253,17 @@ class Participant:
                 break
         for name, model in trainer.models.items():
             model.load_state_dict(kept[name])
+
+    def leaving(self, message: Message, brief: Message) -> Message:
+        """The message as it may leave: with the privacy that the plan asks for."""
+        privacy = self.job.plan.privacy
+        return message if privacy is None else privacy.leaving(message, brief, self._noise)
+
+    def _by_example(self, models: Models) -> bool:
+        """Whether a meme must hide its examples: one that will leave, as none does after the last round."""
+        plan = self.job.plan
+        asked = plan.privacy is not None and plan.privacy.level == "example"
+        return asked and "meme" in models and self.round <= plan.rounds
 
     def _has_batch_norm(self) -> bool:
         """Whether any model of this client normalises batches: the same answer for every method."""
@@ -336,6 +353,8 @@ def perform(
         reason = str(error).splitlines()[0] if str(error) else ""
         raise RunError(f"client {client.id}, round {round}: {type(error).__name__}: {reason}") from error
     may_leave(client.id, message, job.method.shares, brief)
+    if message is not None and brief is not None:
+        message = participant.leaving(message, brief)
     return participant.state, Reply(message, participant.terms, time.perf_counter() - began)
 
 

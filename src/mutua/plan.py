@@ -12,6 +12,7 @@ from mutua.errors import InputError
 from mutua.history import Selection
 from mutua.learning.optimizers import SGD, Optimizer
 from mutua.learning.precision import Precision
+from mutua.privacy import Privacy
 from mutua.spec import Spec
 
 
@@ -45,6 +46,7 @@ class Plan(Spec):
     augment: tuple[Augment, ...] = ()
     topology: Annotated[Any, AfterValidator(_topology)] = "all"
     budget: Budget | None = None
+    privacy: Privacy | None = None
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Precision = "float32"

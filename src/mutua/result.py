@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -21,9 +22,10 @@ from mutua.ledger import Ledger
 from mutua.message import Message, Tensors
 from mutua.models import Architecture
 from mutua.participant import Job, Modules, Participant
+from mutua.privacy import Guarantee, guarantee
 from mutua.store import State
 
-REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "seconds")
+REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,11 @@ class Result:
 
         return {metric: _mean([value(c.id, metric) for c in self.clients]) for metric in ("wdp", "cdp", "acc")}
 
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """The differential privacy of what left the clients; None where none was asked for."""
+        return guarantee(self.job, self.federation.clients, self.ledger)
+
     def report(self) -> dict[str, Any]:
         """What `mutua run --json` prints: people script against these keys; `selection` is there if not `last`."""
         summary = self.summary()
@@ -169,6 +176,7 @@ class Result:
             },
             "domains": self._domains(),
             "bytes": {"up": self.ledger.bytes("up"), "down": self.ledger.bytes("down")},
+            "privacy": None if self.guarantee is None else self.guarantee.summary(),
             "seconds": round(self.seconds, 3),
         }
 

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from mutua.errors import InputError, suggest
 from mutua.explain import explain
-from mutua.federation import Federation
+from mutua.federation import Federation, build
 from mutua.methods.base import Method
-from mutua.participant import Job
+from mutua.participant import Job, batch_normed
 from mutua.plan import Plan
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds
@@ -81,6 +81,9 @@ def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
     """The federation as the method sees it; what could not run is refused here, before anything has."""
     federation = method.arrange(federation)
     federation.check(method.needs_global)
+    if plan.privacy is not None:
+        shared = federation.global_model if method.needs_global else None
+        plan.privacy.check(method, shared is not None and batch_normed(build(shared, federation.clients[0], 0)))
     drawn = plan.drawn(len(federation.drawable(method.needs_global)))
     if method.shares and drawn < plan.min_replies:
         raise InputError(

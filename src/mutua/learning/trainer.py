@@ -89,13 +89,17 @@ class Loader:
         if self._prepared is None:
             self._prepared = self._ready(self.samples.x)
 
-    def _epoch(self) -> Iterator[Batch]:
+    def _cuts(self) -> list[Tensor]:
+        """The positions of an epoch's samples, batch by batch."""
         order = torch.randperm(len(self.samples), generator=self.generator)
         cuts = list(order.split(self.batch_size))
         if self.join_single and len(cuts[-1]) == 1:
             last = cuts.pop()
             cuts.append(torch.cat([cuts.pop() if cuts else last, last]))
-        for cut in cuts:
+        return cuts
+
+    def _epoch(self) -> Iterator[Batch]:
+        for cut in self._cuts():
             at = cut.to(self.device)
             if self._prepared is None:
                 rows = self._ready(self.samples.x.index_select(0, cut))

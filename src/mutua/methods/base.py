@@ -74,6 +74,10 @@ class Method(Spec, ABC):
     server_does: ClassVar[str] = "nothing"
     honours_opt_out: ClassVar[bool] = False
     """Whether samples that are opted out of the federation cannot change what leaves a client."""
+    one_way: ClassVar[bool] = False
+    """Whether a sample changes the meme by its own gradient, in one `fit` a round, and in no other way."""
+    pools_data: ClassVar[bool] = False
+    """Whether all data is brought to one place."""
 
     @property
     def stops_early(self) -> bool:
@@ -84,6 +88,11 @@ class Method(Spec, ABC):
     def shares(self) -> Shares:
         """All that may leave a client: the kind of each part and its name."""
         return {}
+
+    @property
+    def averages(self) -> bool:
+        """Whether the server takes the mean of all that was sent, and uses it in no other way."""
+        return False
 
     def numbers(self, round: int, rounds: int) -> Numbers:
         """This round's hyper-parameters, schedules made plain numbers."""
@@ -198,6 +207,12 @@ class Hub(Method):
     def brief(self, server: Server, round: int, client_id: str) -> Message | None:
         """The global."""
         return Message(**{"global": weights(server.state["global"])})
+
+    @property
+    def averages(self) -> bool:
+        """With the mean as combiner, nobody refused for an update's norm and no `merge` of a method's own."""
+        as_it_is = type(self).merge is Hub.merge and self.max_norm_ratio is None
+        return as_it_is and isinstance(self.combine, merging.Mean)
 
     def reply(self, client: Participant, meme: nn.Module) -> Message:
         """What leaves after training: the shared part of the meme."""

@@ -69,6 +69,7 @@ class Centralised(Independent):
     name: ClassVar[str] = "centralised"
     own_models: ClassVar[bool] = False
     honours_opt_out: ClassVar[bool] = False
+    pools_data: ClassVar[bool] = True
 
     def arrange(self, federation: Federation) -> Federation:
         """One client that holds everybody's data."""

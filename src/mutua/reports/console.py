@@ -158,6 +158,7 @@ def show_result(result: Result) -> None:
     remarks = [
         "predictor: the model that a client serves with; weighted: by test samples",
         f"left the clients: {what_left(result)}",
+        f"differential privacy: {result.guarantee or 'none'}",
     ]
     if summary["global"]["accuracy"] is not None:
         remarks += [f"global on the common test set: {percent(summary['global']['accuracy'])} %, {_loss(summary)}"]
