@@ -293,9 +293,14 @@ def test_a_client_counts_as_often_as_it_was_drawn(federate: Any) -> None:
     assert found.sampled == epsilon([Uses(2.0 * math.sqrt(2), 0.4, 6)], 1e-4)
 
 
-@pytest.mark.parametrize("options", [{"combine": "median"}, {"max_norm_ratio": 100}], ids=str)
-def test_only_a_mean_of_all_adds_the_noises_up(options: dict[str, Any], federate: Any) -> None:
-    found = made(federate(), FML(**options), rounds=1).guarantee
+class Own(FML):
+    def merge(self, server: Any, replies: Any) -> None:
+        server.state["global"] = next(iter(replies.values())).arrays("meme")
+
+
+@pytest.mark.parametrize("method", [FML(combine="median"), FML(max_norm_ratio=100), Own()], ids=repr)
+def test_only_a_mean_of_all_adds_the_noises_up(method: Any, federate: Any) -> None:
+    found = made(federate(), method, rounds=1).guarantee
     assert (found.messages, found.globals) == (epsilon([Uses(2.0, 1.0, 1)], 1e-4), None)
 
 
