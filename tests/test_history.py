@@ -145,7 +145,7 @@ def test_the_commands_say_which_selection_their_numbers_are_of(
     assert report["selection"] == "best"
     done = command("compare", "tiny.yaml", *best, "--methods", "fedprox,fml", "--seeds", "0", "--out", "z")
     assert done.out.startswith("accuracy (%) when best on validation: mean ± ")
-    assert re.search("^fedprox: weights samples, serve global, mu 0.01$", done.out, re.MULTILINE)
+    assert re.search("^fedprox: combine mean, weights samples, serve global, mu 0.01$", done.out, re.MULTILINE)
     compared = json.loads((tmp_path / "z" / "comparison.json").read_text())
     assert [one["selection"] for one in compared["runs"]] == ["best", "best"]
     assert compared["runs"][1]["clients"] == report["clients"]

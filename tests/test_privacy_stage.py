@@ -150,6 +150,17 @@ def test_of_a_partial_global_only_the_shared_part_is_noised_and_leaves(
         assert identical(*(run.engine.kept[1, client]["adaptor"] for run in (plain, hidden)))
 
 
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_noise_is_the_same_for_any_number_of_workers(level: str, federate: Any, identical: Any) -> None:
+    privacy = {"level": level, "clip": 1, "noise": 1}
+    method, settings = (
+        FedAvg(weights="uniform"),
+        {"rounds": 2, "batch_size": 4, "device": "cpu", "privacy": privacy},
+    )
+    one, two = (mutua.run(method, federate(), workers=workers, **settings).global_state for workers in (1, 2))
+    assert identical(one, two)
+
+
 # What is refused
 
 

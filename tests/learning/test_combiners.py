@@ -20,6 +20,7 @@ from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg
 from mutua.methods.base import of, spec
 from mutua.recipe import Recipe
+from mutua.reports.console import options
 from mutua.rounds import Rejected
 
 COMBINERS = [Mean(), TrimmedMean(share=0.25), Median(), Clip(), Clip(norm=2.0), Krum(share=0.25), Krum(keep=3)]
@@ -319,6 +320,13 @@ def test_combiners_compared_from_the_command_line(command: Any, tmp_path: Any) -
     assert sorted(kept, key=name) == [Krum(share=0.3), Mean(), Median()]
     [guarded] = [yaml.safe_load(p.read_text()) for p in (tmp_path / "out").glob("*krum*/recipe.yaml")]
     assert guarded["method"]["max_norm_ratio"] == 100
+
+
+def test_a_report_names_the_combiner_and_its_options() -> None:
+    assert options(FML(combine="median")).startswith("combine median, temperature")
+    assert options(FML(combine=TrimmedMean(share=0.3), max_norm_ratio=100)).startswith(
+        "combine trimmed-mean (share 0.3), max_norm_ratio 100.0, "
+    )
 
 
 def test_every_pair_of_combiners_differs_somewhere() -> None:

@@ -74,7 +74,7 @@ def test_a_result(finished: Runs, printed: Callable[[], str]) -> None:
     assert rows["mean"][1] == percent(result.mean_accuracy())
     assert f"global on the common test set: {percent(summary['global']['accuracy'])} %, loss " in text
     assert "left the clients: weights (meme), count (samples)" in text
-    assert text.endswith("models start from scratch\noptions: weights samples, serve global\n")
+    assert text.endswith("models start from scratch\noptions: combine mean, weights samples, serve global\n")
     assert "local steps" not in text
 
 

@@ -87,7 +87,13 @@ def test_history_and_ledger_are_the_results(finished: Finished) -> None:
 def test_the_record(finished: Finished) -> None:
     folder, result = finished("fedavg")
     record = json.loads((folder / "run.json").read_text())
-    assert record["method"] == {"name": "fedavg", "weights": "samples", "serve": "global"}
+    assert record["method"] == {
+        "name": "fedavg",
+        "combine": {"name": "mean"},
+        "max_norm_ratio": None,
+        "weights": "samples",
+        "serve": "global",
+    }
     assert record["summary"] == json.loads(json.dumps(result.summary()))
     assert record["plan"]["batch_size"] == 7 and record["plan"]["epochs"] == 1
     assert record["versions"]["torch"] == torch.__version__

@@ -137,7 +137,15 @@ def what_left(result: Result) -> str:
 def options(method: base.Method) -> str:
     """A method's options, defaults filled in: what a report cannot leave out."""
     given = {key: value for key, value in base.spec(method).items() if key != "name" and value is not None}
-    return ", ".join(f"{key} {value}" for key, value in given.items())
+    return ", ".join(f"{key} {_section(value)}" for key, value in given.items())
+
+
+def _section(value: Any) -> str:
+    """A section by its name, with its own options in brackets: trimmed-mean (share 0.2)."""
+    if not isinstance(value, dict) or "name" not in value:
+        return str(value)
+    own = ", ".join(f"{key} {inner}" for key, inner in value.items() if key != "name" and inner is not None)
+    return f"{value['name']} ({own})" if own else str(value["name"])
 
 
 def show_result(result: Result) -> None:
