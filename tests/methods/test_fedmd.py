@@ -220,7 +220,8 @@ def test_the_consensus_is_matched_on_the_images_that_were_scored(monkeypatch: py
     federation = Federation.from_arrays(x, y, partition=IID(clients=2), models=Seeing)
     known = Samples.of(rng.random((8, 1, 6, 6)), np.arange(8) % 3)
     federation = replace(federation, public=Public({"c0": known}))
-    run_method(FedMD(digest_epochs=2, public_epochs=1, private_epochs=1), federation, rounds=3, augment=["crop"])
+    method = FedMD(digest_epochs=2, public_epochs=1, private_epochs=1)
+    run_method(method, federation, rounds=3, augment=["crop"], workers=1)  # here, where `seen` is
     exact = sum(any(torch.equal(image, one) for one in known.x) for image in Seeing.seen)
     digested = 2 * 3 * 2 * 8  # clients, rounds, epochs, images
     assert digested <= exact <= digested + 4  # a crop is the image itself once in 81 times
