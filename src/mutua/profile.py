@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +87,7 @@ def timed(what: str) -> Iterator[None]:
         _active.spans.append(Span(0, what, "", began, time.perf_counter(), time.process_time() - cpu))
 
 
-def note(spans: Sequence[Span]) -> None:
+def note(span: Span) -> None:
     """Note what was timed elsewhere, as in a worker."""
     if _active is not None:
-        _active.spans.extend(spans)
+        _active.spans.append(span)

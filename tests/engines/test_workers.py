@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import mutua
-from mutua.engines.workers import Span, Task, Workers, cores
+from mutua.engines.workers import Task, Workers, cores
 from mutua.errors import InputError, RunError
 from mutua.federation import Federation
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
+from mutua.profile import Span
 from mutua.result import Result
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")

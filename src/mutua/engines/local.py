@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mutua.engines.workers import Span, Task, Workers, can_fork
+from mutua.engines.workers import Task, Workers, can_fork
 from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.history import Metrics
 from mutua.learning.evaluation import batches, probabilities
 from mutua.message import Message, Tensors
 from mutua.participant import Job, Modules, Reply, Verb, assess, perform
+from mutua.profile import Span, note
 from mutua.rounds import Briefs
 from mutua.store import State, Store
 
@@ -33,7 +34,6 @@ class LocalEngine:
         self.job, self.federation = job, federation
         self.modules = Modules(device(job.plan.device))
         self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
-        self.spans: list[Span] = []
         self._seconds: dict[tuple[str, str], float] = {}
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -100,18 +100,19 @@ class LocalEngine:
         tasks = [Task(what, client, args) for client, args in given.items()]
 
         def done(task: Task, found: Any, span: Span) -> None:
-            self._seconds[what, task.client] = span.ended - span.began
-            self.spans.append(span)
+            self._seconds[what, task.client] = span.cpu
+            note(span)
             take(task.client, found)
 
-        if self._crew is None:
-            for task in tasks:
-                began = time.perf_counter()
-                found = self._do(task)
-                done(task, found, Span(0, what, task.client, began, time.perf_counter()))
-        else:
+        if self._crew is not None:
             tasks.sort(key=lambda task: self._seconds.get((what, task.client), float("inf")), reverse=True)
             self._crew.do(tasks, done)
+            return
+        for task in tasks:
+            began, cpu = time.perf_counter(), time.process_time()
+            found = self._do(task)
+            span = Span(0, what, task.client, began, time.perf_counter(), time.process_time() - cpu)
+            done(task, found, span)
 
     def _do(self, task: Task) -> Any:
         """A task, in whichever process."""

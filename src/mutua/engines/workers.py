@@ -15,12 +15,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from mutua.engines.arena import Arena, Block, Parcel, Place
 from mutua.errors import MutuaError, RunError
+from mutua.profile import Span
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,9 @@ class Task:
     given: tuple[Any, ...]
 
 
-class Span(NamedTuple):
-    """When a process did a task, by the clock that all processes share."""
-
-    process: int
-    what: str
-    client: str
-    began: float
-    ended: float
-
-
 Do = Callable[[Task], Any]
 Done = Callable[[Task, Any, Span], None]
+Answer = tuple[Parcel | Exception, Span]
 
 
 def cores() -> int:
@@ -114,11 +106,10 @@ class Workers:
                 assert isinstance(line, Connection)
                 task, worker = busy.pop(line)
                 idle.append(worker)
-                found, began, ended = self._receive(worker, task)
+                found, span = self._receive(worker, task)
                 if isinstance(found, Exception):
                     failed[task.client] = found
                 else:
-                    span = Span(worker + 1, task.what, task.client, began, ended)
                     done(task, self.arena.unpack(found), span)
             if stopped or failed:
                 waiting.clear()  # what has begun is finished, nothing else begins
@@ -144,12 +135,12 @@ class Workers:
         except OSError:
             raise self._died(worker, task) from None
 
-    def _receive(self, worker: int, task: Task) -> tuple[Parcel | Exception, float, float]:
+    def _receive(self, worker: int, task: Task) -> Answer:
         try:
-            answer: tuple[Parcel | Exception, float, float] = pickle.loads(self.lines[worker].recv_bytes())
+            answer: Answer = pickle.loads(self.lines[worker].recv_bytes())
             return answer
         except (EOFError, OSError):
-            return self._died(worker, task), 0.0, 0.0
+            return self._died(worker, task), Span(worker + 1, task.what, task.client, 0.0, 0.0, 0.0)
 
     def _died(self, worker: int, task: Task) -> RunError:
         self.processes[worker].join()
@@ -175,18 +166,20 @@ def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Co
             return
         for block in freed:
             arena.release(block)
-        began = time.perf_counter()
+        task: Task = arena.unpack(parcel)
+        began, cpu = time.perf_counter(), time.process_time()
         try:
-            answer: Any = arena.pack(do(arena.unpack(parcel)), refer=False)
+            found: Parcel | Exception = arena.pack(do(task), refer=False)
         except Exception as error:
-            if not isinstance(error, MutuaError):  # a mistake in the program: its trace would stay behind here
-                error.add_note("".join(traceback.format_exception(error)))
-            answer = _portable(error)
-        line.send_bytes(pickle.dumps((answer, began, time.perf_counter())))
+            found = _portable(error)
+        span = Span(process, task.what, task.client, began, time.perf_counter(), time.process_time() - cpu)
+        line.send_bytes(pickle.dumps((found, span)))
 
 
 def _portable(error: Exception) -> Exception:
     """The error itself where it can be sent to another process, else one that says the same."""
+    if not isinstance(error, MutuaError):  # a mistake in the program: its trace would stay behind here
+        error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
         return error
