@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from mutua.engines.local import LocalEngine
 from mutua.errors import InputError, Refused, RunError
 from mutua.federation import Federation
 from mutua.learning.evaluation import measure
@@ -22,7 +23,7 @@ from mutua.learning.optimizers import SGD
 from mutua.message import Message, Tensors, count, weights
 from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.plan import Plan
-from mutua.rounds import Finished, Rejected, RoundEnded, RoundStarted, Started, Trained
+from mutua.rounds import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
 from mutua.runner import run as run_method
 
 Federate = Callable[..., Federation]
@@ -243,6 +244,87 @@ def test_a_round_in_which_every_reply_is_refused_stops_the_run(federate: Federat
         run.run()
 
 
+def vanish(monkeypatch: pytest.MonkeyPatch, *gone: tuple[int, str]) -> None:
+    """From now on no reply comes of these clients in these rounds, as if they were not there."""
+    train = LocalEngine.train
+
+    def some(self: LocalEngine, round: int, briefs: Any) -> Any:
+        return train(self, round, {c: brief for c, brief in briefs.items() if (round, c) not in gone})
+
+    monkeypatch.setattr(LocalEngine, "train", some)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: str(m.name))
+def test_a_client_that_vanishes_is_named_and_the_round_goes_on(
+    method: Any, federate: Federate, simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vanish(monkeypatch, (1, "b"), (2, "b"), (2, "c"))
+    run = simulate(method, federate(), rounds=3)
+    rejected = [(e.round, e.client, e.reason) for e in run.events if isinstance(e, Rejected)]
+    assert rejected == [(1, "b", "no reply came"), (2, "b", "no reply came"), (2, "c", "no reply came")]
+    assert set(run.engine.replies) == {(1, "a"), (1, "c"), (2, "a"), (3, "a"), (3, "b"), (3, "c")}
+    assert isinstance(run.events[-1], Finished)
+    trained = [(e.round, e.client) for e in run.events if isinstance(e, Trained)]
+    assert trained == sorted(run.engine.replies)
+    if method.shares:
+        memes = [run.engine.replies[2, "a"].message.arrays("meme")["head.weight"]]
+        assert torch.equal(run.globals[2]["head.weight"], memes[0])
+    assert [store.commits[-1].round for store in run.engine.stores.values()] == [4, 4, 4]
+
+
+def test_with_too_few_left_the_run_stops_where_it_can_go_on(
+    federate: Federate, simulate: Simulate, identical: Identical, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulate(FML(), federate(), rounds=3)
+    with monkeypatch.context() as patch:
+        vanish(patch, (2, "a"), (2, "c"))
+        run = simulate(FML(), federate(), rounds=3, min_replies=2, go=False)
+        with pytest.raises(RunError, match=r"^round 2: 1 of 3 .* min_replies is 2; refused: a: no reply came$"):
+            run.run()
+    stopped = run.events[-1]
+    assert isinstance(stopped, Stopped) and stopped.standing.round == 1
+    assert max(row.round for row in stopped.standing.history) == 1
+    assert max(entry.round for entry in stopped.standing.ledger) == 1
+    # They are back. The one that had done its work does not do it again.
+    engine, events = type(run.engine)(), []
+    engine.open(run.job, run.federation, stopped.standing.stores)
+    again = type(run)(run.job, run.federation, engine, [events.append], stopped.standing)
+    again.run()
+    second = [event.reply for event in events if isinstance(event, Trained) and event.round == 2]
+    assert [reply.seconds == 0 for reply in second] == [False, True, False]
+    assert list(again.history) == list(whole.history) and list(again.ledger) == list(whole.ledger)
+    assert identical(again.server.state["global"], whole.server.state["global"])
+
+
+def test_a_round_broken_off_when_it_was_merged_stands_before_it(
+    federate: Federate, simulate: Simulate, identical: Identical, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulate(FML(), federate(), rounds=3)
+    evaluate = LocalEngine.evaluate
+
+    def stop(self: LocalEngine, round: int, briefs: Any) -> Any:
+        if round == 2:
+            raise KeyboardInterrupt
+        return evaluate(self, round, briefs)
+
+    run = simulate(FML(), federate(), rounds=3, go=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "evaluate", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run.run()
+    assert identical(run.server.state["global"], whole.globals[2])
+    standing = run.events[-1].standing
+    assert standing.round == 1 and identical(standing.server["global"], whole.globals[1])
+    assert list(standing.history) == [row for row in whole.history if row.round <= 1]
+    assert list(standing.ledger) == [entry for entry in whole.ledger if entry.round <= 1]
+    assert [store.commits[-1].round for store in standing.stores.values()] == [2, 2, 2]
+    engine = type(run.engine)()
+    engine.open(run.job, run.federation, standing.stores)
+    again = type(run)(run.job, run.federation, engine, standing=standing)
+    again.run()
+    assert list(again.history) == list(whole.history) and list(again.ledger) == list(whole.ledger)
+
+
 def test_methods_that_send_nothing_need_no_replies(federate: Federate, simulate: Simulate) -> None:
     run = simulate(Independent(), federate(), rounds=2, min_replies=3)
     assert isinstance(run.events[-1], Finished)
@@ -408,8 +490,9 @@ def test_the_last_global_goes_to_everyone_and_is_in_the_ledger(federate: Federat
 def test_events_come_in_order(federate: Federate, simulate: Simulate) -> None:
     run = simulate(FML(), federate(), rounds=2)
     kinds = [type(event) for event in run.events]
-    round = [RoundStarted, Trained, Trained, Trained, RoundEnded]
-    assert kinds == [Started, RoundEnded, *round, *round, Finished]
+    round = [RoundStarted, Trained, Trained, Trained]
+    first, last = [RoundEnded, Reached], [Reached, RoundEnded, Reached]  # before and after clients finish
+    assert kinds == [Started, RoundEnded, Reached, *round, *first, *round, *last, Finished]
     trained = [(event.round, event.client) for event in run.events if isinstance(event, Trained)]
     assert trained == [(1, "a"), (1, "b"), (1, "c"), (2, "a"), (2, "b"), (2, "c")]
 

@@ -31,6 +31,7 @@ from mutua.message import Message, Tensors
 from mutua.models import Architecture, shared_names
 from mutua.plan import Plan
 from mutua.seeds import derive, private, public, torch_stream
+from mutua.stopping import whole
 from mutua.store import State, Store
 
 if TYPE_CHECKING:
@@ -321,15 +322,16 @@ def initial_seed(seed: int) -> int:
     return derive(public(seed), "global", "initialisation")
 
 
+@whole()
 def work(
     job: Job, client: Client, store: Store, verb: Verb, round: int, brief: Message | None, modules: Modules
 ) -> Reply:
     """Do one client's work of one round as a transaction."""
     done = store.committed(round)
     if done is not None:
-        return Reply(done.reply, {}, 0.0)
+        return Reply(done.reply, done.terms, 0.0)
     state, reply = perform(job, client, store.stage(round), verb, round, brief, modules)
-    store.commit(round, state, reply.message)
+    store.commit(round, state, reply.message, reply.terms)
     return reply
 
 

@@ -5,19 +5,21 @@ Everything that is not the algorithm (progress, files, pages) listens to the loo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mutua.errors import Refused, RunError
 from mutua.federation import Federation
-from mutua.history import History, Metrics
-from mutua.ledger import Ledger, may_leave
+from mutua.history import History, Metrics, Row
+from mutua.ledger import Entry, Ledger, may_leave
 from mutua.message import Message, Tensors
 from mutua.methods.base import Server
 from mutua.participant import Job, Reply
 from mutua.seeds import numpy_stream, public
-from mutua.store import Store
+from mutua.stopping import breakable, whole
+from mutua.store import State, Store
 from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
@@ -37,7 +39,7 @@ class Engine(Protocol):
         """Every client's `start`."""
 
     def train(self, round: int, briefs: Briefs) -> Mapping[str, Reply]:
-        """Send the briefs, let these clients train, gather their replies."""
+        """Send the briefs, let these clients train, gather the replies that come."""
 
     def finish(self, round: int, briefs: Briefs) -> None:
         """Every client's `finish`."""
@@ -53,8 +55,22 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
+class Standing:
+    """Where a run stands: all that it needs to go on to the same bytes."""
+
+    round: int = -1
+    """The last whole one; 0 is the clients' start, one more than the plan's their finish."""
+    server: State = field(default_factory=dict)
+    stores: Mapping[str, Store] = field(default_factory=dict)
+    """As they are now: where a round was broken off, some clients have done its work already."""
+    history: Sequence[Row] = ()
+    ledger: Sequence[Entry] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Started:
-    """The run begins."""
+    """The run begins, or goes on."""
 
     job: Job
     federation: Federation
@@ -79,7 +95,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A reply was refused; the round goes on without it."""
+    """A reply was refused or did not come; the round goes on without it."""
 
     round: int
     client: str
@@ -96,22 +112,37 @@ class RoundEnded:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """A round is whole: the run could go on from here."""
+
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run is broken off: it can go on from here."""
+
+    standing: Standing
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is over."""
 
 
-Event = Started | RoundStarted | Trained | Rejected | RoundEnded | Finished
+Event = Started | RoundStarted | Trained | Rejected | RoundEnded | Reached | Stopped | Finished
 Callback = Callable[[Event], None]
 
 
 @dataclass
 class Rounds:
-    """One run of a method over a federation."""
+    """One run of a method over a federation, from where it stands to its end."""
 
     job: Job
     federation: Federation
     engine: Engine
     callbacks: Sequence[Callback] = ()
+    standing: Standing = field(default_factory=Standing)
     history: History = field(default_factory=History)
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -128,45 +159,82 @@ class Rounds:
             batch_size=self.job.plan.batch_size,
             topology=Topology(self.job.plan.topology),
             public=self.federation.public,
+            state=_copy(self.standing.server),
         )
         self.server.topology.check(self.ids)
         self.drawable = self.federation.drawable(self.job.method.needs_global)
+        self.history.rows += self.standing.history
+        self.ledger.entries += self.standing.ledger
+        self._began = time.perf_counter() - self.standing.seconds
 
+    @whole()
     def run(self) -> None:
-        """All rounds, then the clients' last work and the last evaluation."""
-        method, plan = self.job.method, self.job.plan
-        method.open(self.server)
-        self.engine.start()
+        """The clients' start, all rounds, the clients' last work and the last evaluation."""
+        last = self.job.plan.rounds + 1
         self._emit(Started(self.job, self.federation))
-        if plan.rounds:  # else the last evaluation is of round 0
-            self._evaluate(0)
-            self._emit(RoundEnded(0, self.history, self.ledger))
-        for round in range(1, plan.rounds + 1):
-            self._round(round)
-            if round < plan.rounds:
-                if round % plan.evaluate_every == 0:
-                    self._evaluate(round)
-                self._emit(RoundEnded(round, self.history, self.ledger))
-        # The last global goes to every client, drawn or not: it is counted as one more round's brief.
-        briefs = self._briefs(plan.rounds + 1, self.ids)
-        for client, brief in briefs.items():
-            self.ledger.record(plan.rounds + 1, client, "down", brief)
-        self.engine.finish(plan.rounds + 1, briefs)
-        self._evaluate(plan.rounds, last=True)
-        self._emit(RoundEnded(plan.rounds, self.history, self.ledger))
+        try:
+            for round in range(self.standing.round + 1, last + 1):
+                if round == 0:
+                    self._start()
+                elif round < last:
+                    self._round(round)
+                else:
+                    self._finish(round)
+                self._reach(round)
+        except (KeyboardInterrupt, RunError):
+            self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
+            raise
         self._emit(Finished())
 
+    def _start(self) -> None:
+        self.job.method.open(self.server)
+        with breakable():
+            self.engine.start()
+        if self.job.plan.rounds:  # else the last evaluation is of round 0
+            self._evaluate(0)
+            self._emit(RoundEnded(0, self.history, self.ledger))
+
     def _round(self, round: int) -> None:
+        plan = self.job.plan
+        self._exchange(round)
+        if round < plan.rounds:
+            if round % plan.evaluate_every == 0:
+                self._evaluate(round)
+            self._emit(RoundEnded(round, self.history, self.ledger))
+
+    def _finish(self, round: int) -> None:
+        """The last global goes to every client, drawn or not: it is counted as one more round's brief."""
+        briefs = self._briefs(round, self.ids)
+        for client, brief in briefs.items():
+            self.ledger.record(round, client, "down", brief)
+        with breakable():
+            self.engine.finish(round, briefs)
+        self._evaluate(round - 1, last=True)
+        self._emit(RoundEnded(round - 1, self.history, self.ledger))
+
+    def _reach(self, round: int) -> None:
+        seconds = time.perf_counter() - self._began
+        rows, entries = tuple(self.history.rows), tuple(self.ledger.entries)
+        self.standing = Standing(round, _copy(self.server.state), self.engine.stores, rows, entries, seconds)
+        self._emit(Reached(self.standing))
+
+    def _exchange(self, round: int) -> None:
+        """Brief, train, merge what may be merged."""
         method, plan = self.job.method, self.job.plan
         drawn = self._draw(round)
         self._emit(RoundStarted(round, tuple(drawn)))
         briefs = self._briefs(round, drawn)
         for client, brief in briefs.items():
             self.ledger.record(round, client, "down", brief)
-        replies = self.engine.train(round, briefs)
+        with breakable():
+            replies = self.engine.train(round, briefs)
         accepted: dict[str, Message] = {}
-        refusals: list[str] = []
+        refusals: dict[str, str] = {}
         for client in drawn:
+            if client not in replies:
+                refusals[client] = "no reply came"
+                self._emit(Rejected(round, client, refusals[client]))
+                continue
             reply = replies[client]
             for term, mean in reply.terms.items():
                 self.history.add(round, client, term, "train", "objective", mean)
@@ -179,17 +247,18 @@ class Rounds:
                 method.check(self.server, client, reply.message)
                 accepted[client] = reply.message
             except Refused as refused:
-                self._emit(Rejected(round, client, str(refused)))
-                refusals.append(f"{client}: {refused}")
+                refusals[client] = str(refused)
+                self._emit(Rejected(round, client, refusals[client]))
         for client, reason in method.outliers(self.server, accepted).items():
             del accepted[client]
+            refusals[client] = reason
             self._emit(Rejected(round, client, reason))
-            refusals.append(f"{client}: {reason}")
-        sent = [client for client in drawn if replies[client].message is not None]
-        if sent and len(accepted) < plan.min_replies:
+        due = len(accepted) + len(refusals)
+        if method.shares and due and len(accepted) < plan.min_replies:
+            first = "; ".join(f"{client}: {reason}" for client, reason in list(refusals.items())[:1])
             raise RunError(
-                f"round {round}: {len(accepted)} of {len(sent)} replies could be merged, "
-                f"min_replies is {plan.min_replies}; refused: {'; '.join(refusals[:1]) or 'none'}"
+                f"round {round}: {len(accepted)} of {due} replies could be merged, "
+                f"min_replies is {plan.min_replies}; refused: {first or 'none'}"
             )
         if accepted:
             method.merge(self.server, accepted)
@@ -206,13 +275,22 @@ class Rounds:
     def _evaluate(self, round: int, last: bool = False) -> None:
         shared = self.server.state.get("global")
         if shared is not None and not self.federation.partial and self.federation.test is not None:
-            self.history.measured(round, "global", "global", "test", self.engine.evaluate_global(shared), last)
+            with breakable():
+                metrics = self.engine.evaluate_global(shared)
+            self.history.measured(round, "global", "global", "test", metrics, last)
         # After the last round the clients have finished: their work counts as one more round's.
         at = round + 1 if last else round
-        for client, found in self.engine.evaluate(at, self._briefs(at + 1, self.ids)).items():
+        with breakable():
+            evaluated = self.engine.evaluate(at, self._briefs(at + 1, self.ids))
+        for client, found in evaluated.items():
             for (model, split), metrics in found.items():
                 self.history.measured(round, client, model, split, metrics, last)
 
     def _emit(self, event: Event) -> None:
         for callback in self.callbacks:
             callback(event)
+
+
+def _copy(state: State) -> State:
+    """Arrays are replaced, never changed in place, so copying the two levels of names is enough."""
+    return {group: dict(arrays) for group, arrays in state.items()}

@@ -16,7 +16,7 @@ from mutua.methods.base import Method
 from mutua.participant import Job, batch_normed
 from mutua.plan import Plan
 from mutua.result import ClientResult, Result
-from mutua.rounds import Callback, Engine, Rounds
+from mutua.rounds import Callback, Engine, Rounds, Standing
 
 ENGINES = ["local"]
 
@@ -29,9 +29,10 @@ def run(
     engine: str = "local",
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
+    standing: Standing | None = None,
     **settings: Any,
 ) -> Result:
-    """Run a method over a federation.
+    """Run a method over a federation, from its beginning or from where it stands.
 
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once,
@@ -53,10 +54,11 @@ def run(
     plan = plan.within_budget(method.reply_bytes(federation, plan), len(federation.clients))
     job = Job(method, plan, federation.global_model, federation.public)
     site = _engine(engine, workers)
-    began = time.perf_counter()
-    site.open(job, federation)
+    standing = standing or Standing()
+    began = time.perf_counter() - standing.seconds
+    site.open(job, federation, standing.stores)
     try:
-        rounds = Rounds(job, federation, site, callbacks)
+        rounds = Rounds(job, federation, site, callbacks, standing)
         rounds.run()
         stores = site.stores
     finally:

@@ -18,6 +18,8 @@ class Commit:
     round: int
     state: State
     reply: Message | None
+    terms: dict[str, float] = field(default_factory=dict)
+    """What the observer of a simulation saw of the work: the means of the objective's terms."""
 
 
 @dataclass
@@ -41,10 +43,12 @@ class Store:
             raise RunError(f"round {round}: the client's store goes back to the end of round {oldest} only")
         return {group: dict(arrays) for group, arrays in before[-1].state.items()} if before else {}
 
-    def commit(self, round: int, state: State, reply: Message | None) -> None:
+    def commit(
+        self, round: int, state: State, reply: Message | None, terms: dict[str, float] | None = None
+    ) -> None:
         """Keep state and reply together; what was known of this round or later is replaced."""
         before = [commit for commit in self.commits if commit.round < round]
-        self.commits = [*before[-1:], Commit(round, state, reply)]
+        self.commits = [*before[-1:], Commit(round, state, reply, terms or {})]
 
     @property
     def state(self) -> State:

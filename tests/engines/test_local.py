@@ -160,7 +160,8 @@ def test_a_server_one_round_behind_is_answered_and_all_goes_on_to_the_same_bytes
     again = engine.train(3, briefs)
     for client in "abc":
         assert again[client].message == replies[client].message
-        assert (again[client].terms == {}) == (client != "b")
+        assert again[client].terms == replies[client].terms
+        assert (again[client].seconds == 0) == (client != "b")
         state = engine.stores[client].state
         assert set(state) == set(after[client])
         assert all(identical(state[group], after[client][group]) for group in state)

@@ -20,6 +20,7 @@ from mutua.message import Message, Tensors
 from mutua.participant import Job, Modules, Reply, Verb, assess, perform
 from mutua.profile import Span, note
 from mutua.rounds import Briefs
+from mutua.stopping import whole
 from mutua.store import State, Store
 
 
@@ -86,11 +87,11 @@ class LocalEngine:
             if done is None:
                 given[client] = round, brief, self.stores[client].stage(round)
             else:
-                replies[client] = Reply(done.reply, {}, 0.0)
+                replies[client] = Reply(done.reply, done.terms, 0.0)
 
         def commit(client: str, found: tuple[State, Reply]) -> None:
             state, replies[client] = found
-            self.stores[client].commit(round, state, replies[client].message)
+            self.stores[client].commit(round, state, replies[client].message, replies[client].terms)
 
         self._all(verb, given, commit)
         return {client: replies[client] for client in briefs}
@@ -106,13 +107,15 @@ class LocalEngine:
 
         if self._crew is not None:
             tasks.sort(key=lambda task: self._seconds.get((what, task.client), float("inf")), reverse=True)
-            self._crew.do(tasks, done)
+            with whole():
+                self._crew.do(tasks, done)
             return
         for task in tasks:
-            began, cpu = time.perf_counter(), time.process_time()
-            found = self._do(task)
-            span = Span(0, what, task.client, began, time.perf_counter(), time.process_time() - cpu)
-            done(task, found, span)
+            with whole():
+                began, cpu = time.perf_counter(), time.process_time()
+                found = self._do(task)
+                span = Span(0, what, task.client, began, time.perf_counter(), time.process_time() - cpu)
+                done(task, found, span)
 
     def _do(self, task: Task) -> Any:
         """A task, in whichever process."""

@@ -22,6 +22,7 @@ import torch
 from mutua.engines.arena import Arena, Block, Parcel, Place
 from mutua.errors import MutuaError, RunError
 from mutua.profile import Span
+from mutua.stopping import breakable
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class Workers:
                 self._send(worker, task, parcel)
                 busy[self.lines[worker]] = task, worker
             try:
-                ready = wait(list(busy))
+                with breakable():
+                    ready = wait(list(busy))
             except KeyboardInterrupt as asked:
                 if stopped:
                     raise

@@ -1,0 +1,77 @@
+"""Ctrl-C and SIGTERM, heard only where nothing is half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+
+_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+@dataclass
+class _Ears:
+    """Whether a signal may stop the work now, and the one that has asked to."""
+
+    open: bool = True
+    asked: str = ""
+
+
+_ears = _Ears()
+
+
+@contextmanager
+def orderly() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt(name)` here, the first one only outside `whole`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's business
+        return
+    # A signal that was ignored, as a shell's background job ignores Ctrl-C, stays ignored.
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _hear)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _ears.open, _ears.asked = True, ""
+
+
+def _hear(number: int, frame: FrameType | None) -> None:
+    name = _SIGNALS[signal.Signals(number)]
+    if _ears.open or _ears.asked:
+        raise KeyboardInterrupt(name)
+    _ears.asked = name
+    # Not print: the signal may have come in the middle of one.
+    os.write(2, f"{name}: finishing what has begun, then saving; once more does not wait\n".encode())
+
+
+@contextmanager
+def _hearing(open: bool) -> Iterator[None]:
+    before, _ears.open = _ears.open, open
+    _obey()
+    try:
+        yield
+    finally:
+        _ears.open = before
+    _obey()
+
+
+def _obey() -> None:
+    if _ears.open and _ears.asked:
+        name, _ears.asked = _ears.asked, ""
+        raise KeyboardInterrupt(name)
+
+
+whole = partial(_hearing, False)
+"""What is in here is done whole before a signal is heard; a second signal does not wait."""
+
+breakable = partial(_hearing, True)
+"""In here, within `whole`, a signal is heard again: what is broken off has changed nothing."""
