@@ -48,16 +48,17 @@ def test_version_and_help(command: Command) -> None:
     for words in ([], ["--help"]):
         done = command(*words)
         assert done.code == 0 and done.err == ""
-        for name in ("demo", "run", "compare", "join", "predict", "export", "methods", "models", "data"):
+        for name in ("demo", "run", "compare", "join", "predict", "export", "methods", "models", "data", "runs"):
             assert re.search(rf"^  {name} ", done.out, re.MULTILINE)
         assert "..." not in done.out.partition("Commands:")[2]
-    assert command("data").out == command("data", "--help").out
+    for group in ("data", "runs"):
+        assert command(group).out == command(group, "--help").out
 
 
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ("run", "--set --seed --engine --out --data-dir --device --json"),
+        ("run", "--set --seed --engine --out --resume --data-dir --device --json"),
         ("compare", "--methods --seeds --set --engine --out --data-dir --device --json"),
         ("join", "--data --model --how --name --seed --out --json"),
         ("predict", "--client --data --out --json"),
@@ -66,6 +67,9 @@ def test_version_and_help(command: Command) -> None:
         ("data show", "--set --seed --out --data-dir --json"),
         ("data get", "--data-dir"),
         ("data list", "--data-dir"),
+        ("runs list", "--json"),
+        ("runs show", "--json"),
+        ("runs prune", "--keep --dry-run"),
     ],
 )
 def test_every_commands_help_fits_and_has_its_options(command: Command, words: str, options: str) -> None:
@@ -197,6 +201,119 @@ def test_clients_with_data_models_and_classes_of_their_own(command: Command, tmp
     assert weights == {"global", "meme", ""}
 
 
+# run --resume, runs
+
+
+@pytest.fixture
+def broken_off(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder x of a run that was stopped by Ctrl-C in its second round of three."""
+    from mutua.store import Store
+
+    commit = Store.commit
+
+    def stop(store: Store, round: int, *rest: Any) -> None:
+        commit(store, round, *rest)
+        if round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", stop)
+        done = command("run", "tiny.yaml", "--set", "rounds=3", "--set", "checkpoints.seconds=0", "--out", "x")
+    assert done.code == 1 and done.err.endswith("mutua: stopped by Ctrl-C; to go on: mutua run --resume x\n")
+    return tmp_path / "x"
+
+
+def test_resume_goes_on_and_says_when_there_is_nothing_to_do(command: Command, broken_off: Path) -> None:
+    whole = command("run", "tiny.yaml", "--set", "rounds=3", "--json", "--out", "y")
+    done = command("run", "--resume", "x")
+    assert done.code == 0 and done.out.endswith("saved in x\n")
+    assert [line.partition(",")[0] for line in done.err.splitlines()] == ["tiny: round 2/3", "tiny: round 3/3"]
+    again = command("run", "--resume", "x", "--json")
+    assert (again.code, again.err) == (0, "x is finished: there is nothing to go on with\n")
+    assert {**json.loads(again.out), "seconds": 0} == {**json.loads(whole.out), "seconds": 0}
+    assert command("run", "--resume", "x").out == ""
+
+
+def test_resume_says_what_it_steps_over(command: Command, broken_off: Path) -> None:
+    newest = max((broken_off / "checkpoints").glob("*.json"))
+    newest.write_text("{}")
+    done = command("run", "--resume", "x", "--json")
+    assert done.err.splitlines() == [
+        f"note: checkpoint {newest.name} is damaged (its checksum is wrong); it is stepped over",
+        "saved in x",
+    ]
+    assert json.loads(done.out)["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("tiny.yaml", "RECIPE: a run goes on with its own recipe; leave it out beside --resume"),
+        ("--seed 1", "--seed: a run goes on with its own recipe"),
+        ("--set rounds=9", "--set: a run goes on with its own recipe"),
+        ("--out z", "--out: a run goes on with its own recipe"),
+        ("--device cpu", "--device: a run goes on with its own recipe"),
+    ],
+)
+def test_a_resumed_run_has_a_recipe_of_its_own(command: Command, broken_off: Path, words: str, said: str) -> None:
+    before = sorted(broken_off.rglob("*"))
+    done = command("run", "--resume", "x", *words.split())
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1) and said in done.err
+    assert sorted(broken_off.rglob("*")) == before
+
+
+def test_runs_are_listed_with_what_became_of_them(command: Command, broken_off: Path) -> None:
+    command("run", "tiny.yaml", "--out", "sets/done", "--seed", "4")
+    listed = json.loads(command("runs", "list", ".", "--json").out)["runs"]
+    report = json.loads((broken_off.parent / "sets/done/run.json").read_text())
+    assert [(r["run"], r["state"], r["round"], r["rounds"], r["seed"]) for r in listed] == [
+        ("sets/done", "finished", 1, 1, 4),
+        ("x", "stopped", 1, 3, 0),
+    ]
+    assert listed[0]["accuracy"] == report["summary"]["mean"]["predictor"]["accuracy"]
+    assert listed[1]["bytes"] == sum(path.stat().st_size for path in broken_off.rglob("*") if path.is_file())
+    done = command("runs", "list", ".")
+    assert re.search(r"^x +fml +stopped +0 +1/3 +– ", done.out, re.MULTILINE)
+    assert done.out.endswith("a stopped run goes on: mutua run --resume DIR\n")
+    assert command("runs", "list", "sets").out.endswith("kB\n\n")
+    assert command("runs", "list").err == "mutua: DIR: runs is not a folder; give one that holds runs\n"
+    held = RunFolder.resume(broken_off)
+    assert json.loads(command("runs", "show", "x", "--json").out)["state"] == "running"
+    del held
+
+
+def test_a_run_is_shown_with_its_checkpoints(command: Command, broken_off: Path) -> None:
+    told = json.loads(command("runs", "show", "x", "--json").out)
+    assert [(c["round"], c["whole"]) for c in told["checkpoints"]] == [(0, True), (1, True)]
+    assert sum(c["best"] for c in told["checkpoints"]) == 1
+    assert told["events"][-1]["reason"] == "stopped by Ctrl-C"
+    (broken_off / "checkpoints" / "000000.json").write_text("{")
+    shown = command("runs", "show", "x").out
+    assert shown.startswith("x: fml, seed 0, stopped, round 1 of 3\n")
+    assert re.search(r"^000000.json +damaged: it cannot be read", shown, re.MULTILINE)
+    assert re.search(r"^after round 1 +whole, best on validation data", shown, re.MULTILINE)
+    assert "stopped: reason stopped by Ctrl-C\nto go on: mutua run --resume x\n" in shown
+    assert "no readable recipe.yaml" in command("runs", "show", "nothing").err
+
+
+def test_checkpoints_are_pruned(command: Command, broken_off: Path) -> None:
+    def rounds() -> list[int]:
+        return [int(path.stem) for path in sorted((broken_off / "checkpoints").glob("*.json"))]
+
+    assert "not finished: it goes on from a checkpoint; keep 1" in command("runs", "prune", "x", "--keep", "0").err
+    held = RunFolder.resume(broken_off)
+    assert "x is in use by another run" in command("runs", "prune", "x").err
+    del held
+    command("run", "--resume", "x")
+    assert rounds()[-2:] == [3, 4]
+    would = command("runs", "prune", "x", "--keep", "0", "--dry-run").out
+    assert would.startswith("x: checkpoints would go: ") and rounds()[-2:] == [3, 4]
+    assert command("runs", "prune", "x", "--keep", "0").out == would.replace("would go", "removed")
+    assert rounds() == [] and not list(broken_off.glob("checkpoints/**/*.safetensors"))
+    assert RunFolder.open(broken_off).client("c0").predictor()
+    assert command("runs", "prune", "x").out == "x: checkpoints removed: none; 0 B freed\n"
+
+
 # compare
 
 
@@ -257,7 +374,7 @@ def test_a_comparison_that_is_stopped_keeps_what_it_had(
     monkeypatch.setattr(FedAvg, "merge", stop)
     done = command("compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0,1", "--out", "x", "--json")
     assert (done.code, done.out) == (1, "")
-    assert done.err == "mutua: stopped by Ctrl-C; history and ledger so far are in x/fedavg-0\n"
+    assert done.err == "mutua: stopped by Ctrl-C; to go on: mutua run --resume x/fedavg-0\n"
     kept = json.loads((tmp_path / "x" / "comparison.json").read_text())
     assert [one["method"] for one in kept["runs"]] == ["fml"] and list(kept["summary"]) == ["fml"]
     assert RunFolder.open(tmp_path / "x" / "fml-0").client("c0").predictor()
@@ -418,10 +535,10 @@ def test_ctrl_c_in_mid_run(place: Path) -> None:
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (1, "")
     *progress, line = err.splitlines()
-    assert line == "mutua: stopped by Ctrl-C; history and ledger so far are in x"
-    assert all(
-        re.fullmatch(r"tiny: round \d+/1000000, global [\d.]+ %, clients [\d.]+ %", told) for told in progress
-    )
+    assert line == "mutua: stopped by Ctrl-C; to go on: mutua run --resume x"
+    waiting = "Ctrl-C: finishing what has begun, then saving; once more does not wait"
+    told = r"tiny: round \d+/1000000, global [\d.]+ %, clients [\d.]+ %"
+    assert all(line == waiting or re.fullmatch(told, line) for line in progress)
     rounds = [int(row["round"]) for row in rows(history)]
     assert rounds == sorted(rounds) and rounds[-1] > 1
     assert int(rows(place / "x" / "ledger.csv")[-1]["round"]) == rounds[-1]

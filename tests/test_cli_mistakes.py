@@ -100,9 +100,9 @@ def desk(command: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 MISTAKES = r"""
 # the command
 $ mutua runn tiny.yaml
-No such command 'runn'. Did you mean 'run'? see 'mutua --help'
+No such command 'runn'. Did you mean 'run', 'runs'? see 'mutua --help'
 $ mutua run
-Missing argument 'RECIPE'; see 'mutua run --help'
+RECIPE: missing; give a YAML file, or --resume with the folder of a run
 $ mutua run tiny.yaml --sed 1
 No such option: --sed
 $ mutua run tiny.yaml --seed
@@ -295,9 +295,9 @@ holds no global model, for method independent has none
 
 FAILURES = r"""
 $ mutua run tiny.yaml --json --out x --set models.clients=desk_nets:Late
-client c0, round 1: ValueError: not in the mood; history and ledger so far are in x
+client c0, round 1: ValueError: not in the mood; to go on: mutua run --resume x
 $ mutua run tiny.yaml --json --out x --set optimizer.lr=1e6 --set rounds=9
-hold NaN or infinity; history and ledger so far are in x
+hold NaN or infinity; to go on: mutua run --resume x
 """
 
 

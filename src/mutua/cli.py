@@ -20,9 +20,17 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+runs_app = typer.Typer(rich_markup_mode=None)
+app.add_typer(runs_app, name="runs")
 
 RecipeFile = Annotated[
     Path,
+    typer.Argument(
+        help="A recipe: a YAML file. A path in it counts from the folder where you are.", metavar="RECIPE"
+    ),
+]
+OptionalRecipe = Annotated[
+    Path | None,
     typer.Argument(
         help="A recipe: a YAML file. A path in it counts from the folder where you are.", metavar="RECIPE"
     ),
@@ -68,6 +76,13 @@ def _data(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
+@runs_app.callback(invoke_without_command=True)
+def _runs(context: typer.Context) -> None:
+    """Runs: what there is, how far each has come, what may go."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the figure and the runs.", metavar="DIR")] = Path(
@@ -82,7 +97,7 @@ def demo(
 
 @app.command()
 def run(
-    recipe: RecipeFile,
+    recipe: OptionalRecipe = None,
     sets: Sets = None,
     seed: Seed = None,
     engine: EngineName = "local",
@@ -90,21 +105,42 @@ def run(
         Path | None,
         typer.Option(help="Folder for what the run leaves; else runs/NAME-DATE-SEED.", metavar="DIR"),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run in this folder, to the same bytes. No RECIPE.", metavar="DIR"),
+    ] = None,
     data_dir: DataDir = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe."""
+    """Run a recipe, or go on with a run that was stopped."""
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
     from mutua.runner import prepared
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder
 
-    loaded = _load(recipe, sets, seed, device)
-    federation = loaded.federation(data_dir)
-    console.show_notes(prepared(loaded.method, federation, loaded).notes)
-    folder = RunFolder.create(loaded.name, loaded.seed, out)
+    if resume is not None:
+        given = {"RECIPE": recipe, "--set": sets, "--seed": seed, "--out": out, "--device": device}
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"{name}: a run goes on with its own recipe; leave it out beside --resume")
+        if RunFolder(resume).finished:
+            if as_json:
+                _print_json(RunFolder.open(resume).report())
+            console.say(f"{resume} is finished: there is nothing to go on with", console.err)
+            return
+        folder = RunFolder.resume(resume)
+        console.show_notes(folder.notes)
+        loaded = folder.recipe
+        federation = loaded.federation(data_dir)
+    elif recipe is None:
+        raise InputError("RECIPE: missing; give a YAML file, or --resume with the folder of a run")
+    else:
+        loaded = _load(recipe, sets, seed, device)
+        federation = loaded.federation(data_dir)
+        console.show_notes(prepared(loaded.method, federation, loaded).notes)
+        folder = RunFolder.create(loaded.name, loaded.seed, out)
     with console.bars(not as_json) as bars:
         callbacks = [] if as_json else [ProgressBar(loaded.name, bars)]
         result = execute(loaded, federation, folder, engine=engine, callbacks=callbacks)
@@ -382,6 +418,93 @@ def data_show(
     console.say(f"picture in {target}")
 
 
+@runs_app.command("list")
+def runs_list(
+    under: Annotated[Path, typer.Argument(help="The folder that holds runs.", metavar="DIR")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs: their methods, how far they have come, what they take."""
+    from mutua.reports import console
+    from mutua.runs.listing import found
+
+    runs = [run.summary() for run in found(under)]
+    if as_json:
+        _print_json({"runs": runs})
+        return
+    table = console.table(["run", "method", "state"], ["seed", "round", "accuracy", "size"])
+    for run in runs:
+        at = f"{'–' if run['round'] is None else run['round']}/{run['rounds']}"
+        scores = console.percent(run["accuracy"]), console.size(run["bytes"])
+        table.add_row(run["run"], run["method"], run["state"], str(run["seed"]), at, *scores)
+    stopped = "a stopped run goes on: mutua run --resume DIR"
+    remarks = [stopped] if any(run["state"] == "stopped" for run in runs) else []
+    console.show(f"{len(runs)} runs in {under}; round: the last that is saved", table, *remarks)
+
+
+@runs_app.command("show")
+def runs_show(run_dir: RunDir, as_json: AsJson = False) -> None:
+    """Show a run: how far it has come, its checkpoints, what happened last."""
+    from mutua.reports import console
+    from mutua.runs.listing import Overview
+
+    run = Overview.of(run_dir)
+    about, held, events = run.summary(), run.checkpoints(), run.folder.events.read()
+    if as_json:
+        _print_json({**about, "checkpoints": held, "events": events[-10:]})
+        return
+    table = console.table(["checkpoint", "state"], ["validation", "size"])
+    for one in held:
+        if not one["whole"]:
+            table.add_row(one["file"], f"damaged: {one['reason']}", "–", "–")
+            continue
+        name = "before round 0" if one["round"] < 0 else f"after round {min(one['round'], run.rounds or 0)}"
+        state = "whole, best on validation data" if one["best"] else "whole"
+        table.add_row(name, state, console.percent(one["validation"]), console.size(one["bytes"]))
+    remarks = [console.told(event) for event in events[-5:]]
+    if about["state"] == "stopped":
+        remarks.append(f"to go on: mutua run --resume {run_dir}")
+    at = "–" if about["round"] is None else about["round"]
+    title = (
+        f"{run_dir}: {about['method']}, seed {about['seed']}, {about['state']}, round {at} of {about['rounds']}"
+    )
+    console.show(title, table, *remarks)
+
+
+@runs_app.command("prune")
+def runs_prune(
+    run_dir: RunDir,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            help="The last N checkpoints stay, and the best; else as the recipe says.", min=0, metavar="N"
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove old and damaged checkpoints of a run.
+
+    A finished run needs none: --keep 0 removes them all. Its models stay.
+    """
+    from mutua.reports import console
+    from mutua.runs.files import Lock
+    from mutua.runs.listing import Overview
+
+    run = Overview.of(run_dir)
+    if keep == 0 and not run.folder.finished:
+        raise InputError(f"--keep: 0, but {run_dir} is not finished: it goes on from a checkpoint; keep 1")
+    lock = Lock(run_dir, "RUN")
+    settings = run.settings
+    try:
+        gone, freed = run.folder.checkpoints.sweep(settings.keep if keep is None else keep, settings.best, dry_run)
+    except OSError as error:
+        raise InputError(f"RUN: cannot write to {run_dir}: {error.strerror}") from None
+    finally:
+        lock.free()
+    did = "would go" if dry_run else "removed"
+    rounds = ", ".join(map(str, gone)) or "none"
+    console.say(f"{run_dir}: checkpoints {did}: {rounds}; {console.size(freed)} freed")
+
+
 def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | None) -> Recipe:
     from mutua.recipe import Recipe
 
@@ -391,7 +514,7 @@ def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | No
 
 
 def _print_json(report: dict[str, Any], indent: int | None = 2) -> None:
-    from mutua.runs.folder import to_json
+    from mutua.runs.files import to_json
 
     typer.echo(to_json(report, indent))
 

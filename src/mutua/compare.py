@@ -20,7 +20,7 @@ from mutua.plan import Plan
 from mutua.recipe import Recipe
 from mutua.result import Result
 from mutua.runner import prepared
-from mutua.runs.folder import to_json
+from mutua.runs.files import to_json
 
 MEASURES = ("global", "predictor")
 DOMAINS = ("wdp", "cdp", "acc")

@@ -86,7 +86,7 @@ class Message(Mapping[str, Part]):
     def envelope(self) -> int:
         """Bytes of the safetensors header: what the names and shapes take beside the numbers."""
         signature = tuple(
-            (key, _DTYPES[array.dtype], tuple(array.shape), array.element_size())
+            (key, DTYPES[array.dtype], tuple(array.shape), array.element_size())
             for key, array in self._flat().items()
         )
         return _header_bytes(signature)
@@ -119,7 +119,7 @@ class Message(Mapping[str, Part]):
             name, slash, array_name = rest.partition("/")
             if kind not in Kind.__members__.values() or not slash:
                 raise Refused(f"not a message: entry '{key}' has no known kind")
-            if array.dtype not in _DTYPES:
+            if array.dtype not in DTYPES:
                 raise Refused(f"not a message: entry '{key}' is {array.dtype}, which no message holds")
             part = parts.setdefault(name, Part(Kind(kind), {}))
             if part.kind != kind:
@@ -154,7 +154,7 @@ def number(kind: Kind, value: float) -> Part:
     return Part(kind, {"": torch.tensor(value, dtype=torch.get_default_dtype())})
 
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -166,6 +166,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+"""The types that a message holds, by safetensors' names."""
 _RANK = {name: i for i, name in enumerate(["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64"])}
 
 

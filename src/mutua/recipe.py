@@ -34,7 +34,7 @@ from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
 from mutua.plan import Plan
-from mutua.sections import OptOut, PublicSet
+from mutua.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
 from mutua.spec import Spec
 
@@ -128,6 +128,7 @@ class Recipe(Plan):
     method: SerializeAsAny[Method]
     public: PublicSet | None = None
     opt_out: OptOut | None = None
+    checkpoints: Checkpoints = Field(default_factory=Checkpoints)
 
     @field_validator("method", mode="before")
     @classmethod

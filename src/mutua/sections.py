@@ -1,4 +1,4 @@
-"""Sections of a recipe that change a dealt federation: a public set, and data that is opted out."""
+"""Sections of a recipe: when to save; and what changes a dealt federation, public and opted-out data."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ from mutua.federation import Client, Federation
 from mutua.imports import by_path
 from mutua.seeds import numpy_stream, public
 from mutua.spec import Spec
+
+
+class Checkpoints(Spec):
+    """When a run is saved so that it can go on, and how much of that is kept."""
+
+    every: int = Field(1, ge=1)
+    """Rounds."""
+    seconds: float = Field(30.0, ge=0)
+    """But not more often than this."""
+    keep: int = Field(2, ge=1)
+    best: bool = True
 
 
 class PublicSet(Spec):

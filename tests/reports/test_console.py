@@ -197,7 +197,7 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
     assert said.out == ""
     assert said.err.splitlines() == [
         "mine: round 2/4, global 50.0 %, clients 75.0 %",
-        "round 4: reply of c1 refused: it holds NaN",
+        "round 4: without c1: it holds NaN",
     ]
 
 

@@ -18,7 +18,8 @@ from mutua.errors import InputError, RunError
 from mutua.methods import base
 from mutua.recipe import Recipe
 from mutua.runs.execute import execute
-from mutua.runs.folder import RunFolder, dated, filling, new_folder, to_json
+from mutua.runs.files import to_json
+from mutua.runs.folder import RunFolder, dated, filling, new_folder
 
 Finished = Callable[..., tuple[Path, Any]]
 
@@ -54,6 +55,12 @@ def test_the_files(finished: Finished) -> None:
         "run.json",
         "history.csv",
         "ledger.csv",
+        "events.jsonl",
+        "lock",
+        "checkpoints/000002.json",
+        "checkpoints/server/000002.safetensors",
+        "checkpoints/clients/c0/000002.safetensors",
+        "checkpoints/clients/c1/000002.safetensors",
         "global/card.json",
         "global/weights.safetensors",
         *(
@@ -169,21 +176,25 @@ def test_history_and_ledger_grow_with_the_rounds(tiny: dict[str, Any], tmp_path:
     seen: list[tuple[int, int]] = []
 
     def watch(event: Any) -> None:
-        if type(event).__name__ == "RoundEnded":
+        if type(event).__name__ == "Reached":
             seen.append((len(rows(folder.path / "history.csv")), len(rows(folder.path / "ledger.csv"))))
             assert not (folder.path / "run.json").exists()
 
     result = execute(recipe, recipe.federation(), folder, callbacks=[watch])
-    assert len(seen) == 4 and seen == sorted(set(seen))
+    assert len(seen) == 5 and seen == sorted(set(seen))
     assert seen[-1] == (len(result.history), len(result.ledger))
 
 
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (KeyboardInterrupt(), "stopped by Ctrl-C; history and ledger so far are in "),
-        (RunError("round 1: no luck"), "round 1: no luck; history and ledger so far are in "),
-        (OSError(28, "No space left on device"), "cannot write to "),
+        (KeyboardInterrupt(), "^stopped by Ctrl-C; to go on: mutua run --resume "),
+        (KeyboardInterrupt("SIGTERM"), "^stopped by SIGTERM; to go on: mutua run --resume "),
+        (RunError("round 1: no luck"), "^round 1: no luck; to go on: mutua run --resume "),
+        (
+            OSError(28, "No space left on device"),
+            "^cannot write to .*: No space left on device; mend that; to go on: ",
+        ),
     ],
 )
 def test_what_stops_a_run_leaves_what_it_had(
@@ -193,7 +204,7 @@ def test_what_stops_a_run_leaves_what_it_had(
     folder = RunFolder.create("tiny", 0, tmp_path / "run")
 
     def stop(event: Any) -> None:
-        if type(event).__name__ == "RoundEnded" and event.round == 1:
+        if type(event).__name__ == "Reached" and event.standing.round == 1:
             raise problem
 
     with pytest.raises(RunError, match=said) as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,6 +60,13 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
+def told(event: Mapping[str, Any]) -> str:
+    """An event of a run's folder in a line: when, what, and its facts."""
+    facts = {key: value for key, value in event.items() if key not in ("event", "time", "versions", "schema")}
+    said = ", ".join(f"{key} {value}" for key, value in facts.items())
+    return f"{event.get('time')} {event.get('event')}{': ' if said else ''}{said}"
+
+
 @contextmanager
 def bars(wanted: bool = True) -> Iterator[Progress | None]:
     """Bars for rounds on stderr; None where they are not wanted or nobody could see them move."""
@@ -97,7 +104,7 @@ class ProgressBar:
                 if self.progress is not None:
                     self.progress.update(self.task, total=self.rounds)
             case Rejected():
-                say(f"round {event.round}: reply of {event.client} refused: {event.reason}", err)
+                say(f"round {event.round}: without {event.client}: {event.reason}", err)
             case RoundEnded():
                 self._show(event.round, event.history)
             case Finished() if self.progress is not None and not self.keep:

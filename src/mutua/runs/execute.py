@@ -10,6 +10,7 @@ from mutua.result import Result
 from mutua.rounds import Callback
 from mutua.runner import run
 from mutua.runs.folder import RunFolder
+from mutua.stopping import orderly
 
 
 def execute(
@@ -20,9 +21,19 @@ def execute(
     engine: str = "local",
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it."""
-    with folder.keeping():
-        folder.write_recipe(recipe)
-        result = run(recipe.method, federation, plan=recipe.plan(), engine=engine, callbacks=[folder, *callbacks])
+    """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it.
+
+    Ctrl-C and SIGTERM let the client at work finish its step; then the run is saved and can go on.
+    """
+    with folder.keeping(), orderly():
+        standing = folder.begin(recipe, federation)
+        result = run(
+            recipe.method,
+            federation,
+            plan=recipe.plan(),
+            engine=engine,
+            callbacks=[folder, *callbacks],
+            standing=standing,
+        )
         folder.write(result)
     return result

@@ -1,27 +1,30 @@
-"""The run folder: recipe, history, ledger, and every model with a card that says what it is.
+"""The run folder: recipe, events, history, ledger, checkpoints, and every model with a card that says what it is.
 
 recipe.yaml     the full recipe, defaults filled in
 run.json        method, plan, versions and a summary of the results; written last
+events.jsonl    one line an event       checkpoints/    what the run needs to go on
 history.csv     one row a number        ledger.csv      one row a part that crossed
 global/         weights.safetensors, card.json
 clients/ID/     personal.safetensors, ..., card.json: each client's in a folder of its own
 newcomers/ID/   the same, of those who joined later
 
-What is read from a folder is checked as if a stranger had sent it.
+Every file but those that grow is written aside, synced and renamed. What is read from a folder is checked as if a
+stranger had sent it.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field, PositiveInt, ValidationError, model_validator
@@ -31,19 +34,33 @@ from torch import nn
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.explain import explain
+from mutua.federation import Federation
 from mutua.history import Row
-from mutua.ledger import Entry
+from mutua.ledger import Direction, Entry
 from mutua.message import Tensors
 from mutua.methods import base
 from mutua.models import Architecture
 from mutua.models.splice import Share
 from mutua.plan import Plan
 from mutua.recipe import Recipe
-from mutua.result import ClientResult, Predictor, Result
-from mutua.rounds import Event, RoundEnded
+from mutua.result import REPORTED, ClientResult, Predictor, Result
+from mutua.rounds import (
+    Event,
+    Reached,
+    Rejected,
+    RoundEnded,
+    RoundStarted,
+    Standing,
+    Started,
+    Stopped,
+    Trained,
+)
+from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch, validation
+from mutua.runs.files import Lock, Together, reason, sync, to_json, together, write
+from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.spec import Spec
 
-BEGUN = ("recipe.yaml", "history.csv", "ledger.csv")
+BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "lock")
 
 
 class _Kept(Spec):
@@ -102,17 +119,40 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._written = {"history.csv": 0, "ledger.csv": 0}
+        self.notes: list[str] = []
+        """What was not whole when the run was taken up again."""
+        self.events = Events(path / "events.jsonl")
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self._tables = Table(path / "history.csv", Row._fields), Table(path / "ledger.csv", Entry._fields)
+        self._standing: Standing | None = None
+        self._lock: Lock | None = None
 
     @classmethod
     def create(cls, name: str, seed: int, out: Path | None = None, under: Path = Path("runs")) -> RunFolder:
         """A new, empty folder: `out`, else runs/NAME-DATE-SEED."""
         folder = cls(new_folder(out or dated(name, f"-{seed}", under)))
+        folder._lock = Lock(folder.path, "--out")
         try:
-            folder._append("history.csv", Row._fields, [])
-            folder._append("ledger.csv", Entry._fields, [])
+            for table in folder._tables:
+                table.begin()
+            sync(folder.path.parent)
         except OSError as error:
             raise InputError(f"--out: cannot write to {folder.path}: {error.strerror}") from None
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path) -> RunFolder:
+        """The folder of a run that was stopped, at its newest whole checkpoint, else at its beginning."""
+        if not (path / "recipe.yaml").is_file():
+            what = "has no recipe.yaml: no run has begun there" if path.is_dir() else "is not a folder"
+            raise InputError(f"--resume: {path} {what}; give the folder that 'mutua run' named")
+        lock = Lock(path, "--resume")
+        folder = cls(path)
+        folder._lock = lock
+        try:
+            folder._take_up()
+        except OSError as error:
+            raise InputError(f"--resume: cannot write to {path}: {error.strerror}") from None
         return folder
 
     @classmethod
@@ -123,55 +163,163 @@ class RunFolder:
             raise InputError(f"RUN: {path} {what}; give the folder that 'mutua run' named")
         return cls(path)
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over: run.json is written last."""
+        return (self.path / "run.json").is_file()
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return Recipe.load(self.path / "recipe.yaml")
+
+    def _take_up(self) -> None:
+        """Find where the run stands. What is not whole is said and stepped over: the run makes it again."""
+        for path, why in self.checkpoints.damaged.items():
+            self.notes.append(f"checkpoint {path.name} is damaged ({why}); it is stepped over")
+        for table in self._tables:
+            if table.path.is_file() and torn(table.path):
+                self.notes.append(f"{table.path.name}: its last line is torn; it is stepped over")
+        if self.events.mend():
+            self.notes.append("events.jsonl: its last line is torn; it is stepped over")
+        self._standing = Standing()
+        while (newest := self.checkpoints.newest) is not None:
+            try:
+                self._standing = self._load(newest)
+                break
+            except (Damaged, OSError, ValueError, TypeError) as error:
+                self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is stepped over")
+                self.checkpoints.step_over(newest, str(error))
+        for table in self._tables:
+            if newest is None:
+                table.begin()
+            else:
+                table.back(_mark(newest, table))
+        were, now = {} if newest is None else newest.versions, versions()
+        for package in sorted(name for name in were.keys() & now if were[name] != now[name]):
+            change = f"{were[package]} to {now[package]}"
+            self.notes.append(f"{package} has changed from {change}: the bytes may not be the same")
+
+    def _load(self, manifest: Manifest) -> Standing:
+        history, ledger = (table.read(_mark(manifest, table)) for table in self._tables)
+        server, stores = self.checkpoints.load(manifest)
+        rows, entries = [_row(*cells) for cells in history], [_entry(*cells) for cells in ledger]
+        return Standing(manifest.round, server, stores, rows, entries, manifest.seconds)
+
+    def begin(self, recipe: Recipe, federation: Federation) -> Standing:
+        """Write down what begins, or what goes on; where the run stands."""
+        self._settings, self._saved, self._data = recipe.checkpoints, time.monotonic(), sketch(federation)
+        if self._standing is None:
+            self.write_recipe(recipe)
+            about = {"method": recipe.method.name, "seed": recipe.seed, "rounds": recipe.rounds}
+            clients = [client.id for client in federation.clients]
+            self.events.add("begun", schema=SCHEMA, **about, clients=clients, versions=versions())
+            return Standing()
+        newest = self.checkpoints.newest
+        if newest is not None and newest.data != self._data:
+            raise InputError(
+                f"--resume: the data is not what {self.path} began with; go on in the folder where you began, "
+                "with the same --data-dir"
+            )
+        self.events.add("resumed", schema=SCHEMA, round=self._standing.round, versions=versions())
+        for note in self.notes:
+            self.events.add("note", text=note)
+        return self._standing
+
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Around a run: whatever stops it, say where what it had is."""
-        left = f"history and ledger so far are in {self.path}"
+        """Around a run: whatever stops it, say how to go on."""
+        go_on = f"to go on: mutua run --resume {shlex.quote(str(self.path))}"
         try:
             yield
-        except KeyboardInterrupt:
-            raise RunError(f"stopped by Ctrl-C; {left}") from None
+        except KeyboardInterrupt as signal:
+            raise self._stopped(f"stopped by {str(signal) or 'Ctrl-C'}", go_on) from None
         except RunError as error:
-            raise RunError(f"{error}; {left}") from error
+            raise self._stopped(str(error), go_on) from error
         except (OSError, SafetensorError) as error:
-            raise RunError(f"cannot write to {self.path}: {_reason(error)}") from None
+            said = f"cannot write to {self.path}: {reason(error)}"
+            raise self._stopped(said, f"mend that; {go_on}") from None
         except InputError:  # nothing has run: leave nothing behind
-            with suppress(OSError):
-                for name in BEGUN:
-                    (self.path / name).unlink(missing_ok=True)
-                self.path.rmdir()
+            if self._standing is None:
+                with suppress(OSError):
+                    for name in BEGUN:
+                        (self.path / name).unlink(missing_ok=True)
+                    self.path.rmdir()
             raise
+        finally:
+            if self._lock is not None:
+                self._lock.free()
+
+    def _stopped(self, why: str, go_on: str) -> RunError:
+        with suppress(OSError):
+            self.events.add("stopped", reason=why)
+        return RunError(f"{why}; {go_on}")
 
     def __call__(self, event: Event) -> None:
-        """A callback: history and ledger grow with the rounds, so a run that stops leaves what it had."""
-        if isinstance(event, RoundEnded):
-            self._append("history.csv", Row._fields, event.history.rows)
-            self._append("ledger.csv", Entry._fields, event.ledger.entries)
+        """A callback: events, history and ledger grow with the rounds; now and then a checkpoint is written."""
+        match event:
+            case Started():
+                self._rounds = event.job.plan.rounds
+            case RoundStarted():
+                self.events.add("round", round=event.round, clients=event.clients)
+            case Trained():
+                sent = 0 if event.reply.message is None else event.reply.message.nbytes
+                seconds = round(event.reply.seconds, 3)
+                self.events.add("trained", round=event.round, client=event.client, seconds=seconds, bytes=sent)
+            case Rejected():
+                self.events.add("rejected", round=event.round, client=event.client, reason=event.reason)
+            case RoundEnded():
+                self.events.add("ended", round=event.round, accuracy=_accuracy(event))
+            case Reached():
+                self._grow(event.standing)
+                since = time.monotonic() - self._saved
+                if event.standing.round > self._rounds or due(self._settings, event.standing.round, since):
+                    self.save(event.standing)
+            case Stopped():
+                self._grow(event.standing)
+                self.save(event.standing)
 
-    def _append(self, name: str, fields: tuple[str, ...], rows: Iterable[NamedTuple]) -> None:
-        new = list(rows)[self._written[name] :]
-        with (self.path / name).open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if file.tell() == 0:
-                writer.writerow(fields)
-            writer.writerows(new)
-        self._written[name] += len(new)
+    def _grow(self, standing: Standing) -> None:
+        history, ledger = self._tables
+        history.extend(standing.history)
+        ledger.extend(standing.ledger)
+
+    def save(self, standing: Standing) -> None:
+        """Write a checkpoint, and remove those that need not be kept."""
+        began = time.monotonic()
+        for table in self._tables:
+            sync(table.path)
+        history, ledger = self._tables
+        manifest = self.checkpoints.write(
+            standing,
+            data=self._data,
+            validation=validation(standing, self._rounds),
+            versions=versions(),
+            history=history.mark,
+            ledger=ledger.mark,
+        )
+        self.checkpoints.sweep(self._settings.keep, self._settings.best)
+        self._saved = time.monotonic()
+        took = round(self._saved - began, 3)
+        self.events.add("checkpoint", round=standing.round, bytes=manifest.bytes, seconds=took)
+        sync(self.events.path)
 
     def write_recipe(self, recipe: Recipe) -> None:
         """The full recipe, defaults filled in."""
-        (self.path / "recipe.yaml").write_text(recipe.dump(), encoding="utf-8")
+        write(self.path / "recipe.yaml", recipe.dump())
 
     def write(self, result: Result) -> None:
         """Models, cards and, last, run.json: a folder that has it is whole."""
         job, shared = result.job, result.job.global_model
-        if result.global_state is not None and shared is not None:
-            first = min(result.federation.clients, key=lambda client: client.id).train
-            card = Card.of(shared.spec(), first, share=shared.share, weights="weights.safetensors")
-            if shared.share != "all":  # every client ends it in classes of its own
-                card = card.model_copy(update={"classes": ()})
-            write_model(self.path / "global", {"weights": result.global_state}, card)
-        for client in result.clients:
-            self._write_client(client)
+        with together() as files:
+            if result.global_state is not None and shared is not None:
+                first = min(result.federation.clients, key=lambda client: client.id).train
+                card = Card.of(shared.spec(), first, share=shared.share, weights="weights.safetensors")
+                if shared.share != "all":  # every client ends it in classes of its own
+                    card = card.model_copy(update={"classes": ()})
+                put_model(files, self.path / "global", {"weights": result.global_state}, card)
+            for client in result.clients:
+                self._put_client(files, client)
         record = Record(
             versions=versions(),
             method=base.spec(job.method),
@@ -179,9 +327,10 @@ class RunFolder:
             notes=result.federation.notes,
             summary=result.summary(),
         )
-        (self.path / "run.json").write_text(to_json(record.model_dump(mode="json")) + "\n", encoding="utf-8")
+        write(self.path / "run.json", to_json(record.model_dump(mode="json")) + "\n")
+        self.events.add("finished", seconds=round(result.seconds, 3))
 
-    def _write_client(self, client: ClientResult) -> None:
+    def _put_client(self, files: Together, client: ClientResult) -> None:
         # What a method keeps beside models has a dot or a space in its name, or nothing in it.
         groups = {name: arrays for name, arrays in client.state.items() if name.isidentifier() and arrays}
         predictor = client.predictor.model.state_dict()
@@ -196,14 +345,18 @@ class RunFolder:
             weights=f"{serving}.safetensors",
             accuracy=client.accuracy(),
         )
-        write_model(place, groups, card)
+        put_model(files, place, groups, card)
         table = {"classes": list(client.client.task.classes), "confusion": client.confusion().tolist()}
-        (place / "confusion.json").write_text(to_json(table, indent=None) + "\n", encoding="utf-8")
+        files.write(place / "confusion.json", to_json(table, indent=None) + "\n")
 
     @property
     def record(self) -> Record:
         """What run.json holds."""
         return _read(self.path / "run.json", Record)
+
+    def report(self) -> dict[str, Any]:
+        """What `mutua run --json` printed."""
+        return {key: self.record.summary.get(key) for key in REPORTED}
 
     @property
     def method(self) -> base.Method:
@@ -257,7 +410,7 @@ class SavedModel:
         try:
             return load_file(file)
         except (OSError, SafetensorError) as error:
-            raise InputError(f"RUN: {file} cannot be read ({_reason(error)}); it is damaged or missing") from None
+            raise InputError(f"RUN: {file} cannot be read ({reason(error)}); it is damaged or missing") from None
 
     @property
     def architecture(self) -> Architecture:
@@ -292,7 +445,7 @@ class SavedModel:
         except MutuaError as error:
             raise InputError(f"RUN: {self.path / 'card.json'}: {error}") from None
         except Exception as error:  # whatever a damaged card or file makes torch raise
-            raise InputError(f"RUN: {self.path}: weights and card do not fit ({_reason(error)})") from error
+            raise InputError(f"RUN: {self.path}: weights and card do not fit ({reason(error)})") from error
         return Predictor(model.eval(), template)
 
     def _build(self, spec: Mapping[str, Any], classes: int) -> nn.Module:
@@ -307,6 +460,7 @@ class SavedModel:
         return Mixture(expert, personal, self._build(spec["gate"], 1), str(spec["mix"]))
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of everything that can change a number."""
     found = {"python": platform.python_version()}
@@ -338,43 +492,47 @@ def filling(path: Path) -> Iterator[Path]:
     try:
         yield made
     except (OSError, SafetensorError) as error:
-        raise RunError(f"cannot write to {made}: {_reason(error)}") from None
+        raise RunError(f"cannot write to {made}: {reason(error)}") from None
     finally:
         with suppress(OSError):
             made.rmdir()  # which only removes an empty one
 
 
-def write_model(folder: Path, groups: Mapping[str, Tensors], card: Card) -> None:
+def put_model(files: Together, folder: Path, groups: Mapping[str, Tensors], card: Card) -> None:
     """Weights as safetensors, one file a group, and the card."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    folder.mkdir(parents=True, exist_ok=True)
     for name, arrays in groups.items():
         # Cloned because safetensors refuses arrays that share memory, as tied weights do.
-        save_file({k: v.contiguous().clone() for k, v in arrays.items()}, folder / f"{name}.safetensors")
-    (folder / "card.json").write_text(to_json(card.model_dump(mode="json")) + "\n", encoding="utf-8")
-
-
-def to_json(value: Any, indent: int | None = 2) -> str:
-    """JSON as any reader takes it: a number that is not finite is null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+        data = save({k: v.contiguous().clone() for k, v in arrays.items()})
+        files.write(folder / f"{name}.safetensors", data)
+    files.write(folder / "card.json", to_json(card.model_dump(mode="json")) + "\n")
 
 
 def _equal(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def _reason(error: Exception) -> str:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(said.split()) or type(error).__name__
+def _accuracy(event: RoundEnded) -> dict[str, float | None]:
+    """Of the global on the common test set and of the clients on their own, where the round was evaluated."""
+    found = event.history.select(round=event.round, client="global", split="test", metric="accuracy")
+    own = [value for round, value in event.history.curve("predictor") if round == event.round]
+    return {"global": found[0].value if found else None, "clients": own[0] if own else None}
+
+
+def _row(round: str, client: str, model: str, split: str, metric: str, value: str) -> Row:
+    return Row(int(round), client, model, split, metric, float(value) if value else None)
+
+
+def _entry(
+    round: str, client: str, direction: str, kind: str, name: str, arrays: str, values: str, size: str
+) -> Entry:
+    way: Direction = "up" if direction == "up" else "down"
+    return Entry(int(round), client, way, kind, name, int(arrays), int(values), int(size))
+
+
+def _mark(manifest: Manifest, table: Table) -> Mark:
+    return manifest.history if table.path.name == "history.csv" else manifest.ledger
 
 
 K = TypeVar("K", bound=_Kept)
@@ -386,7 +544,7 @@ def _read(path: Path, kind: type[K]) -> K:
     except ValidationError as error:
         raise InputError(f"RUN: {path}: {explain(error, kind)}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"RUN: {path} cannot be read ({_reason(error)}); it is damaged or missing") from None
+        raise InputError(f"RUN: {path} cannot be read ({reason(error)}); it is damaged or missing") from None
 
 
 def dated(name: str, end: str = "", under: Path = Path("runs")) -> Path:

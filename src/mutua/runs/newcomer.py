@@ -25,7 +25,8 @@ from mutua.models import Architecture
 from mutua.participant import EarlyStopping, Job, Modules, Participant
 from mutua.plan import Plan
 from mutua.result import expect
-from mutua.runs.folder import Card, RunFolder, SavedModel, filling, to_json, write_model
+from mutua.runs.files import to_json, together
+from mutua.runs.folder import Card, RunFolder, SavedModel, filling, put_model
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,10 @@ def join(
 
         made_of, scored = method.made_of(newcomer), {"client": name, "accuracy": accuracy["predictor"]}
         card = Card.of(made_of, client.train, weights="predictor.safetensors", **scored)
-        write_model(folder, {"predictor": kept}, card)
         joined = Joined(client, how, accuracy, folder)
-        (folder / "join.json").write_text(to_json(joined.summary()) + "\n", encoding="utf-8")
+        with together() as files:
+            put_model(files, folder, {"predictor": kept}, card)
+            files.write(folder / "join.json", to_json(joined.summary()) + "\n")
     return joined
 
 

@@ -15,7 +15,8 @@ from mutua.data import formats, sources
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.result import expect
-from mutua.runs.folder import SavedModel, filling, to_json
+from mutua.runs.files import to_json
+from mutua.runs.folder import SavedModel, filling
 
 
 @dataclass(frozen=True)

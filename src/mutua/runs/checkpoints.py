@@ -1,0 +1,359 @@
+"""Checkpoints: all that a run needs to go on to the same bytes, in safetensors and JSON.
+
+ROUND.json                     the manifest, written last: without it there is no checkpoint
+server/ROUND.safetensors       the server's state
+clients/ID/ROUND.safetensors   what a client keeps after its work of that round, for itself alone
+
+A client that was not drawn is not written again: manifests name the round of each client's file. Reading runs no
+code, and no file that is larger than `LIMIT` is read, or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import ConfigDict, Field, ValidationError
+
+from mutua.errors import RunError
+from mutua.federation import Federation
+from mutua.message import DTYPES, Kind, Message, Part, Tensors
+from mutua.rounds import Standing
+from mutua.runs import files
+from mutua.runs.logs import Mark
+from mutua.sections import Checkpoints as Settings
+from mutua.spec import Spec
+from mutua.store import Commit, State, Store
+
+LIMIT = 16 * 2**30
+"""No array file is longer, in bytes. Reading one takes about twice its length of memory, and no more."""
+NAMES_LIMIT = 16 * 2**20
+"""Nor is a manifest, or what an array file says of its arrays, longer than this."""
+
+
+TYPES = DTYPES | {
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+
+class Damaged(Exception):
+    """A checkpoint that is not whole; it says what is wrong."""
+
+
+class File(Spec):
+    """An array file: of which round, how long, and its checksum."""
+
+    round: int = Field(ge=0)
+    bytes: int = Field(ge=0, le=LIMIT)
+    sha256: str
+
+
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=64)]
+
+
+class Manifest(Spec):
+    """What a checkpoint is made of. A newer mutua may have put in more, under the same format."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: Literal[1] = 1
+    round: int = Field(ge=-1)
+    seconds: float = Field(ge=0)
+    data: str
+    """A sketch of the clients' data: a run goes on with the data it began with."""
+    validation: float | None = None
+    """Mean accuracy of the clients' predictors on their validation data, where this round was evaluated."""
+    versions: dict[str, str]
+    history: Mark
+    ledger: Mark
+    server: File | None = None
+    clients: dict[Id, File]
+
+    @property
+    def bytes(self) -> int:
+        """What its array files take; some are other checkpoints' too."""
+        return sum(file.bytes for file in [*self.clients.values(), *([self.server] if self.server else [])])
+
+
+class Checkpoints:
+    """A run's checkpoints, oldest first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kept: dict[int, Manifest] = {}
+        self.damaged: dict[Path, str] = {}
+        for file in sorted(path.glob("*.json")):
+            try:
+                manifest = _manifest(file)
+                self.kept[manifest.round] = manifest
+            except Damaged as error:
+                self.damaged[file] = str(error)
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The one that a run goes on from."""
+        return self.kept[max(self.kept)] if self.kept else None
+
+    @property
+    def best(self) -> Manifest | None:
+        """The first that is best on validation data."""
+        judged = [(m.validation, -m.round, m) for m in self.kept.values() if m.validation is not None]
+        return max(judged, key=lambda found: found[:2])[2] if judged else None
+
+    def write(self, standing: Standing, **facts: Any) -> Manifest:
+        """Save where a run stands: clients' files, the server's, and then the manifest that makes them count."""
+        known = self.newest.clients if self.newest else {}
+        clients: dict[str, File] = {}
+        with files.together() as made:
+            for client, store in sorted(standing.stores.items()):
+                if not store.commits:
+                    continue
+                last = store.commits[-1]
+                if client in known and known[client].round == last.round:
+                    clients[client] = known[client]
+                else:
+                    # What the server has merged already it will not ask for again.
+                    reply = last.reply if last.round > standing.round else None
+                    data = encode(last.state, reply, client=client, round=last.round, terms=_told(last.terms))
+                    clients[client] = _described(last.round, data)
+                    made.write(self._client(client, last.round), *data)
+            server = None
+            if standing.round >= 0:
+                data = encode(standing.server, round=standing.round)
+                server = _described(standing.round, data)
+                made.write(self._server(standing.round), *data)
+        manifest = Manifest(
+            round=standing.round, seconds=standing.seconds, server=server, clients=clients, **facts
+        )
+        files.write(self._manifest(standing.round), _sealed(manifest))
+        self.kept[manifest.round] = manifest
+        if standing.round >= 0:
+            self.kept.pop(-1, None)  # which has the same name
+        return manifest
+
+    def load(self, manifest: Manifest) -> tuple[State, dict[str, Store]]:
+        """The server's state and the clients' stores; `Damaged` where a file is not what it was."""
+        stores: dict[str, Store] = {}
+        for client, file in manifest.clients.items():
+            state, reply, about = decode(_read(self._client(client, file.round), file))
+            terms = about.get("terms")
+            if about.get("client") != client or about.get("round") != file.round or not isinstance(terms, dict):
+                raise Damaged(f"clients/{client}: it is not what its name says")
+            stores[client] = Store([Commit(file.round, state, reply, _numbers(terms))])
+        if manifest.server is None:
+            return {}, stores
+        return decode(_read(self._server(manifest.round), manifest.server))[0], stores
+
+    def step_over(self, manifest: Manifest, reason: str) -> None:
+        """Give up a checkpoint that is not whole: the run makes it again."""
+        del self.kept[manifest.round]
+        self.damaged[self._manifest(manifest.round)] = reason
+
+    def sweep(self, keep: int, best: bool, dry: bool = False) -> tuple[list[int], int]:
+        """Remove all but the last `keep` and the best; the rounds that go, and the bytes of all files that do."""
+        rounds = sorted(self.kept)[-keep:] if keep else []
+        if best and keep and self.best is not None:
+            rounds.append(self.best.round)
+        gone = [round for round in sorted(self.kept) if round not in rounds]
+        manifests = {self._manifest(round) for round in rounds}
+        needed = {file for round in rounds for file in self._files(self.kept[round])}
+        old = [path for path in self.path.glob("*.json*") if path not in manifests]
+        # Manifests first: a file that is gone must not be in one.
+        rest = [path for path in self._all() if path not in needed]
+        freed = sum(path.stat().st_size for path in [*old, *rest])
+        if not dry:
+            for path in old:
+                path.unlink(missing_ok=True)
+            if old:
+                files.sync(self.path)
+            for path in rest:
+                path.unlink(missing_ok=True)
+            self.kept = {round: self.kept[round] for round in sorted(set(rounds))}
+            self.damaged = {}
+        return gone, freed
+
+    def _files(self, manifest: Manifest) -> Iterator[Path]:
+        if manifest.server is not None:
+            yield self._server(manifest.round)
+        for client, file in manifest.clients.items():
+            yield self._client(client, file.round)
+
+    def _all(self) -> list[Path]:
+        return [*self.path.glob("server/*.safetensors*"), *self.path.glob("clients/*/*.safetensors*")]
+
+    def _manifest(self, round: int) -> Path:
+        return self.path / f"{max(round, 0):06d}.json"
+
+    def _server(self, round: int) -> Path:
+        return self.path / "server" / f"{round:06d}.safetensors"
+
+    def _client(self, client: str, round: int) -> Path:
+        return self.path / "clients" / client / f"{round:06d}.safetensors"
+
+
+def due(settings: Settings, round: int, since: float) -> bool:
+    """Whether a checkpoint is due after this round, so many seconds after the last."""
+    return round % settings.every == 0 and since >= settings.seconds
+
+
+Pieces = list[bytes | memoryview]
+"""A file's bytes in order. Arrays are not copied: a run's state may be large, and is saved often."""
+
+
+def encode(state: State, reply: Message | None = None, **about: Any) -> Pieces:
+    """Groups of named arrays as `GROUP/NAME`, and a reply as `/PART/NAME`, in one safetensors file.
+
+    Names and their order are also in the file's metadata, beside `about`: groups may be empty, and order counts.
+    """
+    arrays: Tensors = {}
+    for group, named in state.items():
+        if "/" in group or not group:
+            raise RunError(f"'{group}' cannot be saved: a group's name has no '/' and is not empty")
+        arrays |= {f"{group}/{name}": array for name, array in named.items()}
+    parts = None
+    if reply is not None:
+        arrays |= {f"/{part}/{name}": array for part in reply for name, array in reply.arrays(part).items()}
+        parts = {name: {"kind": part.kind, "arrays": list(part.arrays)} for name, part in reply.items()}
+    groups = {group: list(named) for group, named in state.items()}
+    return _safetensors(arrays, json.dumps({"format": 1, **about, "groups": groups, "reply": parts}))
+
+
+def _safetensors(arrays: Tensors, about: str) -> Pieces:
+    """The format: the header's length, the header, and the arrays, widest types first so that all are aligned."""
+    header: dict[str, Any] = {"__metadata__": {"mutua": about}}
+    pieces: Pieces = []
+    offset = 0
+    for name in sorted(arrays, key=lambda name: -arrays[name].element_size()):
+        array = arrays[name].detach().cpu().contiguous()
+        if array.dtype not in TYPES:
+            raise RunError(f"'{name}' cannot be saved: safetensors has no {array.dtype}")
+        end = offset + array.numel() * array.element_size()
+        header[name] = {"dtype": TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
+        pieces.append(array.reshape(-1).view(torch.uint8).numpy().data)
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    if offset + len(text) + 8 > LIMIT or len(text) > NAMES_LIMIT:
+        raise RunError(f"a state of {offset} bytes and {len(text)} of names cannot be saved: it is too large")
+    return [len(text).to_bytes(8, "little"), text, *pieces]
+
+
+def decode(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
+    """The state, the reply and what is said about them; `Damaged` where the bytes are none."""
+    from safetensors.torch import load
+
+    size = int.from_bytes(data[:8], "little")
+    if size > NAMES_LIMIT:
+        raise Damaged(f"its names take {size} bytes; the most is {NAMES_LIMIT}")
+    try:
+        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["mutua"])
+        arrays = load(data)
+        state = {
+            group: {name: arrays.pop(f"{group}/{name}") for name in names}
+            for group, names in about.pop("groups").items()
+        }
+        parts = about.pop("reply")
+        reply = None if parts is None else Message(**{n: _part(n, part, arrays) for n, part in parts.items()})
+    except Exception as error:  # whatever a stranger's bytes make these raise
+        raise Damaged(f"it cannot be read ({type(error).__name__})") from None
+    if arrays or about.get("format") != 1:
+        raise Damaged("it holds what this mutua does not know")
+    return state, reply, about
+
+
+def _part(name: str, told: Mapping[str, Any], arrays: Tensors) -> Part:
+    return Part(Kind(told["kind"]), {key: arrays.pop(f"/{name}/{key}") for key in told["arrays"]})
+
+
+def _told(terms: Mapping[str, float]) -> dict[str, str]:
+    """As text, which JSON takes of any number, NaN too."""
+    return {name: repr(float(value)) for name, value in terms.items()}
+
+
+def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in terms.items()}
+    except (TypeError, ValueError):
+        raise Damaged("its terms are no numbers") from None
+
+
+def _described(round: int, data: Pieces) -> File:
+    checksum = hashlib.sha256()
+    for piece in data:
+        checksum.update(piece)
+    return File(round=round, bytes=sum(map(len, data)), sha256=checksum.hexdigest())
+
+
+def _read(path: Path, file: File) -> bytes:
+    where = "/".join(path.parts[-3:] if path.parts[-3] == "clients" else path.parts[-2:])
+    try:
+        if path.stat().st_size != file.bytes:
+            raise Damaged(f"{where} has {path.stat().st_size} bytes; it had {file.bytes}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{where}: {error.strerror}") from None
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise Damaged(f"{where} is not what it was")
+    return data
+
+
+def _sealed(manifest: Manifest) -> str:
+    """The manifest with its own checksum."""
+    body = manifest.model_dump(mode="json")
+    return json.dumps({"sha256": _sum(body), **body}, indent=1) + "\n"
+
+
+def _manifest(path: Path) -> Manifest:
+    try:
+        if path.stat().st_size > NAMES_LIMIT:
+            raise Damaged(f"it has more than {NAMES_LIMIT} bytes")
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(body, dict) or body.pop("sha256", None) != _sum(body):
+            raise Damaged("its checksum is wrong")
+        manifest = Manifest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"it cannot be read ({files.reason(error)})") from None
+    if path.name != f"{max(manifest.round, 0):06d}.json":
+        raise Damaged("it is of another round than its name says")
+    return manifest
+
+
+def _sum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def sketch(federation: Federation) -> str:
+    """A checksum of the clients, their labels and some of their samples: other data would give another."""
+    sum = hashlib.sha256()
+    for client in sorted(federation.clients, key=lambda client: client.id):
+        sum.update(repr((client.id, client.task.classes)).encode())
+        for samples in (client.train, client.val, client.test):
+            some = samples.x[:: max(1, len(samples) // 50)]
+            sum.update(repr((tuple(samples.x.shape), samples.x.dtype)).encode())
+            sum.update(some.contiguous().numpy().data)
+            sum.update(samples.y.contiguous().numpy().data)
+    return sum.hexdigest()
+
+
+def validation(standing: Standing, rounds: int) -> float | None:
+    """Mean accuracy of the clients' predictors on validation data after this round."""
+    found: Sequence[float] = [
+        row.value
+        for row in standing.history
+        if (row.round, row.model, row.split, row.metric)
+        == (min(standing.round, rounds), "predictor", "val", "accuracy")
+        and row.value is not None
+    ]
+    return sum(found) / len(found) if found else None

@@ -1,0 +1,117 @@
+"""What runs there are, how far each has come, and what its checkpoints take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mutua.errors import InputError
+from mutua.runs.files import in_use
+from mutua.runs.folder import RunFolder
+from mutua.sections import Checkpoints as Settings
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run as its folder tells it, finished or not."""
+
+    folder: RunFolder
+    recipe: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path) -> Overview:
+        """Look at a run's folder."""
+        try:
+            recipe = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            recipe = None
+        if not isinstance(recipe, dict):
+            raise InputError(f"RUN: {path} has no readable recipe.yaml; give the folder that 'mutua run' named")
+        return cls(RunFolder(path), recipe)
+
+    @property
+    def state(self) -> str:
+        """finished, running or stopped."""
+        if self.folder.finished:
+            return "finished"
+        return "running" if in_use(self.folder.path) else "stopped"
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        found = self.recipe.get("method")
+        return str(found.get("name") if isinstance(found, dict) else found)
+
+    @property
+    def rounds(self) -> int | None:
+        """How many the recipe plans."""
+        found = self.recipe.get("rounds")
+        return found if isinstance(found, int) else None
+
+    @property
+    def round(self) -> int | None:
+        """The last round that is saved; None where there is none."""
+        if self.folder.finished:
+            return self.rounds
+        newest = self.folder.checkpoints.newest
+        if newest is None or newest.round < 0:
+            return None
+        return newest.round if self.rounds is None else min(newest.round, self.rounds)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean accuracy of the clients' predictors on their own test data, of a finished run."""
+        if not self.folder.finished:
+            return None
+        mean = self.folder.record.summary.get("mean")
+        try:
+            value = mean["predictor"]["accuracy"] if mean else None
+        except (TypeError, KeyError):
+            return None
+        return value if isinstance(value, float) else None
+
+    @property
+    def bytes(self) -> int:
+        """What the folder takes."""
+        return sum(path.stat().st_size for path in self.folder.path.rglob("*") if path.is_file())
+
+    @property
+    def settings(self) -> Settings:
+        """How many checkpoints the recipe keeps."""
+        found = self.recipe.get("checkpoints")
+        return Settings.model_validate(found if isinstance(found, dict) else {})
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """The run's checkpoints, oldest first."""
+        held = self.folder.checkpoints
+        whole = [
+            {"round": m.round, "validation": m.validation, "best": m is held.best, "bytes": m.bytes, "whole": True}
+            for m in held.kept.values()
+        ]
+        damaged = [{"file": path.name, "reason": why, "whole": False} for path, why in held.damaged.items()]
+        return [*whole, *damaged]
+
+    def summary(self) -> dict[str, Any]:
+        """What `mutua runs list --json` prints of it."""
+        return {
+            "run": str(self.folder.path),
+            "state": self.state,
+            "method": self.method,
+            "seed": self.recipe.get("seed"),
+            "round": self.round,
+            "rounds": self.rounds,
+            "accuracy": self.accuracy,
+            "bytes": self.bytes,
+        }
+
+
+def found(under: Path) -> list[Overview]:
+    """The runs in a folder, and in the folders of comparisons in it, by name."""
+    if not under.is_dir():
+        raise InputError(f"DIR: {under} is not a folder; give one that holds runs")
+    places = sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")])
+    return [Overview.of(place.parent) for place in places]

@@ -1,0 +1,130 @@
+"""Files that grow: tables of rows, which can go back to where a checkpoint found them, and the events.
+
+A line that a killed run or a full disk tore is detected, said and stepped over.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from mutua.runs.files import to_json
+from mutua.spec import Spec
+
+SCHEMA = 1
+"""The version of the events' fields: it rises when one changes its meaning or goes, not when one is added."""
+
+
+class Mark(Spec):
+    """The beginning of a file: how long it is, how many rows it has, and its checksum."""
+
+    bytes: int = Field(ge=0)
+    rows: int = Field(ge=0)
+    sha256: str
+
+
+class Table:
+    """A CSV file that only grows, unless it goes back to a mark."""
+
+    def __init__(self, path: Path, fields: Sequence[str]) -> None:
+        self.path, self.fields = path, fields
+        self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
+
+    def begin(self) -> None:
+        """Begin anew: a line of names and no row."""
+        self.path.touch()
+        self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
+        self._append([self.fields])
+
+    def extend(self, rows: Sequence[NamedTuple]) -> None:
+        """Write those of all rows that are not yet there."""
+        self._append(rows[self._rows :])
+
+    def _append(self, rows: Sequence[Sequence[Any]]) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        data = text.getvalue().encode()
+        with self.path.open("r+b") as file:
+            file.truncate(self._size)  # what an interrupted write may have left
+            file.seek(self._size)
+            file.write(data)
+        self._sum.update(data)
+        self._size, self._rows = self._size + len(data), self._rows + len(rows)
+
+    @property
+    def mark(self) -> Mark:
+        """Where the file ends now."""
+        return Mark(bytes=self._size, rows=self._rows, sha256=self._sum.hexdigest())
+
+    def read(self, mark: Mark) -> list[list[str]]:
+        """The rows up to the mark; ValueError where the file is not what it was."""
+        with self.path.open("rb") as file:
+            data = file.read(mark.bytes)
+        if hashlib.sha256(data).hexdigest() != mark.sha256:
+            raise ValueError(f"{self.path.name} is not what it was")
+        _, *rows = csv.reader(io.StringIO(data.decode(), newline=""))
+        return rows
+
+    def back(self, mark: Mark) -> None:
+        """Go back to the mark: what comes after it is made again."""
+        with self.path.open("r+b") as file:
+            self._sum = hashlib.sha256(file.read(mark.bytes))
+            file.truncate(mark.bytes)
+        self._size, self._rows = mark.bytes, mark.rows
+
+
+class Events:
+    """events.jsonl: one line an event, never changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, event: str, **facts: Any) -> None:
+        """Write down what happened, and when."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(to_json({"event": event, "time": now, **facts}, indent=None) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole lines."""
+        return _parsed(self.path.read_bytes().split(b"\n"))
+
+    def mend(self) -> bool:
+        """Cut off a torn last line; whether there was one."""
+        if not self.path.exists():
+            return False
+        data = self.path.read_bytes()
+        *lines, rest = data.split(b"\n")
+        if lines and not rest and not _parsed(lines[-1:]):  # whole in length, but its bytes never came to the disk
+            rest = lines[-1] + b"\n"
+        os.truncate(self.path, len(data) - len(rest))
+        return bool(rest)
+
+
+def torn(path: Path) -> bool:
+    """Whether the last line has no end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        return file.read() not in (b"", b"\n")
+
+
+def _parsed(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    found = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            found.append(event)
+    return found
