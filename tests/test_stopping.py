@@ -77,6 +77,19 @@ def test_what_came_between_is_heard_before_the_next_step() -> None:
             pytest.fail("not heard")
 
 
+def test_what_is_saved_after_it_is_whole_again() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt, match="Ctrl-C"), orderly(), whole():
+        send()
+        try:
+            with breakable():
+                pytest.fail("not heard")
+        finally:
+            send()  # again, while the state is being saved
+            done.append("saved")
+    assert done == ["saved"]
+
+
 def test_an_error_in_the_step_is_not_hidden_by_the_signal() -> None:
     with pytest.raises(ZeroDivisionError), orderly(), whole():
         send()

@@ -56,8 +56,8 @@ def _hear(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def _hearing(open: bool) -> Iterator[None]:
     before, _ears.open = _ears.open, open
-    _obey()
     try:
+        _obey()
         yield
     finally:
         _ears.open = before
