@@ -442,7 +442,7 @@ def test_the_reply_to_a_brief_is_the_same_whoever_else_takes_part_and_however_of
         assert first.message is not None and again.message is not None
         assert first.message.encode() == again.message.encode()
         assert first.message.encode() == run.engine.replies[round, "b"].message.encode()
-        assert store.state is state and again.terms == {}
+        assert store.state is state and again.terms == first.terms and again.seconds == 0
         assert identical(state["personal"], run.engine.kept[round, "b"]["personal"])
 
 
