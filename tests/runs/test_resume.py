@@ -406,12 +406,14 @@ def test_two_runs_in_one_folder_are_refused_while_the_first_lives(stopped: Path,
         RunFolder.resume(stopped)
     assert in_use(stopped)
     # A process that the run started does not hold the folder when the run is dead.
-    read, write = os.pipe()
+    (read, write), (ready, here) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(here, b"x")
         os.read(read, 1)
         os._exit(0)
     try:
+        os.read(ready, 1)
         del first
         assert not in_use(stopped)
         go_on(stopped, whole("fmlu")[0])
