@@ -302,10 +302,10 @@ def test_a_round_broken_off_when_it_was_merged_stands_before_it(
     whole = simulate(FML(), federate(), rounds=3)
     evaluate = LocalEngine.evaluate
 
-    def stop(self: LocalEngine, round: int, briefs: Any) -> Any:
+    def stop(self: LocalEngine, round: int, briefs: Any, shared: Any) -> Any:
         if round == 2:
             raise KeyboardInterrupt
-        return evaluate(self, round, briefs)
+        return evaluate(self, round, briefs, shared)
 
     run = simulate(FML(), federate(), rounds=3, go=False)
     with monkeypatch.context() as patch:

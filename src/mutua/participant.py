@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -360,6 +360,13 @@ def perform(
     return participant.state, Reply(message, participant.terms, time.perf_counter() - began)
 
 
+class Assessment(NamedTuple):
+    """How good a client's models are, and the global's probabilities on its test samples."""
+
+    metrics: dict[tuple[str, str], dict[str, float | None]]
+    seen: Tensor | None
+
+
 def assess(
     job: Job,
     client: Client,
@@ -368,7 +375,7 @@ def assess(
     brief: Message | None,
     modules: Modules,
     others: Mapping[str, Samples] | None = None,
-) -> dict[tuple[str, str], dict[str, float | None]]:
+) -> Assessment:
     """Metrics of the client's predictor and of the global on its own data, by (model, split).
 
     With the `others`' samples by split, which only the observer of a simulation has, also FedH2L's three:
@@ -379,13 +386,15 @@ def assess(
     found: dict[tuple[str, str], dict[str, float | None]] = {}
     splits = {"val": client.val, "test": client.test}
 
-    def judge(name: str, model: nn.Module) -> None:
-        for split, samples in splits.items():
-            found[name, split] = measure(model, samples, client.task, modules.device)
+    def judge(name: str, model: nn.Module) -> dict[str, Tensor]:
+        said = {split: participant.predict(model, samples) for split, samples in splits.items()}
+        found.update({(name, split): client.task.metrics(said[split], splits[split].y) for split in splits})
+        return said
 
+    seen: Tensor | None = None
     meme = participant.fork(brief) if brief is not None and "global" in brief else None
     if meme is not None:
-        judge("global", meme)
+        seen = judge("global", meme)["test"]
     predictor = job.method.predictor(participant, brief)
     if predictor is meme:
         found |= {("predictor", split): found["global", split] for split in splits}
@@ -398,7 +407,7 @@ def assess(
         known = [(value, n) for value, n in parts if value is not None]
         over_all = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
         found["predictor", split] = own | {"wdp": own["accuracy"], "cdp": cross, "acc": over_all}
-    return found
+    return Assessment(found, seen)
 
 
 def _copy(module: nn.Module) -> Tensors:

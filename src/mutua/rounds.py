@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mutua.errors import Refused, RunError
 from mutua.federation import Federation
@@ -23,6 +23,13 @@ from mutua.store import State, Store
 from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
+
+
+class Evaluation(NamedTuple):
+    """The global on the common test set, if it was asked for; by client, then by (model, split), the clients'."""
+
+    shared: Metrics | None
+    clients: Mapping[str, Mapping[tuple[str, str], Metrics]]
 
 
 class Engine(Protocol):
@@ -44,11 +51,8 @@ class Engine(Protocol):
     def finish(self, round: int, briefs: Briefs) -> None:
         """Every client's `finish`."""
 
-    def evaluate(self, round: int, briefs: Briefs) -> Mapping[str, Mapping[tuple[str, str], Metrics]]:
-        """By client, then by (model, split): its predictor and the global on its own data."""
-
-    def evaluate_global(self, state: Tensors) -> Metrics:
-        """A complete global on the common test set."""
+    def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
+        """The clients' predictors and the global on their own data; a complete `shared` on the common test set."""
 
     def close(self) -> None:
         """Give back what the engine holds."""
@@ -274,16 +278,16 @@ class Rounds:
 
     def _evaluate(self, round: int, last: bool = False) -> None:
         shared = self.server.state.get("global")
-        if shared is not None and not self.federation.partial and self.federation.test is not None:
-            with breakable():
-                metrics = self.engine.evaluate_global(shared)
-            self.history.measured(round, "global", "global", "test", metrics, last)
+        if self.federation.partial or self.federation.test is None:
+            shared = None
         # After the last round the clients have finished: their work counts as one more round's.
         at = round + 1 if last else round
         with breakable():
-            evaluated = self.engine.evaluate(at, self._briefs(at + 1, self.ids))
-        for client, found in evaluated.items():
-            for (model, split), metrics in found.items():
+            found = self.engine.evaluate(at, self._briefs(at + 1, self.ids), shared)
+        if found.shared is not None:
+            self.history.measured(round, "global", "global", "test", found.shared, last)
+        for client, models in found.clients.items():
+            for (model, split), metrics in models.items():
                 self.history.measured(round, client, model, split, metrics, last)
 
     def _emit(self, event: Event) -> None:

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import mutua
-from mutua.engines.workers import Task, Workers, cores
+from mutua.data.samples import together
+from mutua.engines.local import LocalEngine
+from mutua.engines.workers import Task, Workers, _Turn, cores
 from mutua.errors import InputError, RunError
 from mutua.federation import Federation
 from mutua.learning import evaluation
@@ -80,6 +84,29 @@ def test_the_common_test_set_is_shared_out_by_batches(
     assert whole.history.select(**accuracy) == [
         row for row in one["history"] if row in whole.history.select(**accuracy)
     ]
+
+
+@pytest.mark.parametrize("method", [FML(), FedAvg(), Independent()], ids=lambda m: m.name)
+def test_a_common_test_set_that_is_everybodys_is_scored_once(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """With the clients' own: the same numbers as in a second pass through the global."""
+    apart = federate([9, 12, 7], common=0)
+    federation = replace(apart, test=together([client.test for client in apart.clients]))
+    settings = {"rounds": 2, "batch_size": 4, "device": "cpu"}
+    once = mutua.run(method, federation, workers=2, **settings)
+    scored: list[object] = []
+    monkeypatch.setattr(LocalEngine, "_score", lambda *args: scored.append(args))
+    assert keys(mutua.run(method, federation, workers=1, **settings)) == keys(once)
+    assert not scored
+    monkeypatch.undo()
+    monkeypatch.setattr("mutua.engines.local.is_union", lambda *_: False)
+    twice = mutua.run(method, federation, workers=1, **settings)
+    for row, other in zip(once.history.rows, twice.history.rows, strict=True):
+        assert row[:-1] == other[:-1]
+        assert row.value == pytest.approx(other.value, rel=1e-5)
+    if method.needs_global:
+        assert once.history.select(client="global", metric="accuracy")
 
 
 def test_a_result_does_not_hold_on_to_shared_memory(federate: Federate) -> None:
@@ -150,6 +177,45 @@ def test_the_last_three_of_five_on_two_cores_run_at_once(tmp_path: Path) -> None
     workers.close()
 
 
+def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three equal tasks on two cores, by a clock of our own: nobody idles, and all end after one and a half."""
+    now, paused = 0.0, set()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(
+        os, "kill", lambda pid, number: (paused.add if number == signal.SIGSTOP else paused.remove)(pid)
+    )
+    workers = object.__new__(Workers)
+    workers.number, workers.processes = 2, [SimpleNamespace(pid=i) for i in range(3)]  # type: ignore[list-item]
+    turns = {i: _Turn(Task("x", str(i), (), 1.0), i, 0.0) for i in range(3)}
+    left, ended = dict.fromkeys(range(3), 1.0), {}
+    while turns:
+        longest = workers._take_turns(list(turns.values()))
+        running = [i for i in turns if i not in paused]
+        assert len(running) == min(2, len(turns))
+        step = min([left[i] for i in running] + ([longest] if longest else []))
+        now += step
+        for i in running:
+            left[i] -= step
+            if left[i] < 1e-9:
+                ended[i] = now
+                del turns[i]
+    assert max(ended.values()) == pytest.approx(1.5)
+    assert not paused
+
+
+def test_a_paused_worker_dies_with_the_process_that_forked_it() -> None:
+    code = (
+        "import os, signal\n"
+        "from mutua.engines.workers import Workers\n"
+        "workers = Workers(print, 2, 3)\n"
+        "for p in workers.processes: os.kill(p.pid, signal.SIGSTOP)\n"
+        "print(*[p.pid for p in workers.processes], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    gone([int(pid) for pid in done.stdout.split()])
+
+
 def test_no_more_than_the_number_run_at_once_before_the_tail(tmp_path: Path) -> None:
     workers, done = Workers(lambda task: len(list(tmp_path.iterdir())), 2, 50), Done()
     workers.do([Task("look", str(i), ()) for i in range(50)], done)
@@ -206,7 +272,11 @@ def test_workers_die_with_the_process_that_forked_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
-    pids = [int(pid) for pid in done.stdout.split()]
+    gone([int(pid) for pid in done.stdout.split()])
+
+
+def gone(pids: list[int]) -> None:
+    """Wait until these processes have ended."""
     assert len(pids) == 3
     deadline = time.monotonic() + 20
     while any(_alive(pid) for pid in pids):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,12 +15,11 @@ from torch import Tensor
 from mutua.engines.workers import Task, Workers, can_fork
 from mutua.errors import InputError
 from mutua.federation import Federation
-from mutua.history import Metrics
-from mutua.learning.evaluation import batches, probabilities
+from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.message import Message, Tensors
-from mutua.participant import Job, Modules, Reply, Verb, assess, perform
+from mutua.participant import Assessment, Job, Modules, Reply, Verb, assess, perform
 from mutua.profile import Span, note
-from mutua.rounds import Briefs
+from mutua.rounds import Briefs, Evaluation
 from mutua.stopping import whole
 from mutua.store import State, Store
 
@@ -36,6 +36,7 @@ class LocalEngine:
         self.modules = Modules(device(job.plan.device))
         self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
         self._seconds: dict[tuple[str, str], float] = {}
+        self._common_is_union = is_union(federation.test, [client.test for client in federation.clients])
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         # A GPU is one for all, and a lone client has nobody to work beside.
@@ -54,21 +55,33 @@ class LocalEngine:
         """The briefed clients' `finish`."""
         self._work("finish", round, briefs)
 
-    def evaluate(self, round: int, briefs: Briefs) -> Mapping[str, Mapping[tuple[str, str], Metrics]]:
-        """Each briefed client's models on its own data."""
-        found: dict[str, Any] = {}
+    def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
+        """Each briefed client's models on its own data, and the global on the common test set."""
+        test = self.federation.test if shared is not None else None
         given = {client: (round, brief, self.stores[client].stage(round + 1)) for client, brief in briefs.items()}
-        self._all("assess", given, found.__setitem__)
-        return {client: found[client] for client in briefs}
+        tasks = self._tasks("assess", given)
+        if test is not None and not self._seen_by_clients(briefs, shared):
+            tasks += self._tasks("score", {str(i): (shared,) for i in range(len(batches(test)))})
+        found: dict[tuple[str, str], Any] = {}
+        self._all(tasks, lambda task, result: found.__setitem__((task.what, task.client), result))
+        clients = {client: found["assess", client] for client in briefs}
+        if test is None:
+            return Evaluation(None, {client: one.metrics for client, one in clients.items()})
+        parts = [found["score", str(i)] for i in range(len(batches(test))) if ("score", str(i)) in found]
+        # Where everybody's test samples make up the common test set, they have been through the global already.
+        parts = parts or [clients[client.id].seen for client in self.federation.clients]
+        common = self.federation.clients[0].task.metrics(torch.cat(parts), test.y)
+        return Evaluation(common, {client: one.metrics for client, one in clients.items()})
 
-    def evaluate_global(self, state: Tensors) -> Metrics:
-        """The global on the common test set, a batch at a time: workers share the batches."""
-        assert self.federation.test is not None
-        parts: dict[str, Tensor] = {}
-        number = len(batches(self.federation.test))
-        self._all("score", {str(i): (state,) for i in range(number)}, parts.__setitem__)
-        task = self.federation.clients[0].task
-        return task.metrics(torch.cat([parts[str(i)] for i in range(number)]), self.federation.test.y)
+    def _seen_by_clients(self, briefs: Briefs, shared: Tensors | None) -> bool:
+        """Whether evaluating the clients passes the common test set through this very global."""
+        assert shared is not None
+        if not self._common_is_union or len(briefs) < len(self.stores):
+            return False
+        sent = [
+            brief.arrays("global") if brief is not None and "global" in brief else {} for brief in briefs.values()
+        ]
+        return all(arrays.get(name) is array for arrays in sent for name, array in shared.items())
 
     def close(self) -> None:
         """End the workers and give the threads back; the stores stay, in memory of this process's own."""
@@ -89,32 +102,37 @@ class LocalEngine:
             else:
                 replies[client] = Reply(done.reply, done.terms, 0.0)
 
-        def commit(client: str, found: tuple[State, Reply]) -> None:
-            state, replies[client] = found
-            self.stores[client].commit(round, state, replies[client].message, replies[client].terms)
+        def commit(task: Task, found: tuple[State, Reply]) -> None:
+            state, reply = found
+            replies[task.client] = reply
+            self.stores[task.client].commit(round, state, reply.message, reply.terms)
 
-        self._all(verb, given, commit)
+        self._all(self._tasks(verb, given), commit)
         return {client: replies[client] for client in briefs}
 
-    def _all(self, what: str, given: Mapping[str, tuple[Any, ...]], take: Callable[[str, Any], None]) -> None:
-        """One task a client, `take`n as they are done; the longest of last time begins first."""
-        tasks = [Task(what, client, args) for client, args in given.items()]
+    def _tasks(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[Task]:
+        """A task a client, which is likely to cost what it cost last time, or what others like it did."""
+        alike = [seconds for (kind, _), seconds in self._seconds.items() if kind == what]
+        usual = fmean(alike) if alike else 0.0
+        return [Task(what, k, args, self._seconds.get((what, k), usual)) for k, args in given.items()]
+
+    def _all(self, tasks: list[Task], take: Callable[[Task, Any], None]) -> None:
+        """Do the tasks and `take` what comes of each as it is done; the longest begin first."""
 
         def done(task: Task, found: Any, span: Span) -> None:
-            self._seconds[what, task.client] = span.cpu
+            self._seconds[task.what, task.client] = span.cpu
             note(span)
-            take(task.client, found)
+            take(task, found)
 
         if self._crew is not None:
-            tasks.sort(key=lambda task: self._seconds.get((what, task.client), float("inf")), reverse=True)
             with whole():
-                self._crew.do(tasks, done)
+                self._crew.do(sorted(tasks, key=lambda task: task.cost, reverse=True), done)
             return
         for task in tasks:
             with whole():
                 began, cpu = time.perf_counter(), time.process_time()
                 found = self._do(task)
-                span = Span(0, what, task.client, began, time.perf_counter(), time.process_time() - cpu)
+                span = Span(0, task.what, task.client, began, time.perf_counter(), time.process_time() - cpu)
                 done(task, found, span)
 
     def _do(self, task: Task) -> Any:
@@ -130,7 +148,7 @@ class LocalEngine:
     ) -> tuple[State, Reply]:
         return perform(self.job, self.federation[client], state, verb, round, brief, self.modules)
 
-    def _assess(self, client: str, round: int, brief: Message | None, state: State) -> Any:
+    def _assess(self, client: str, round: int, brief: Message | None, state: State) -> Assessment:
         others = self.federation.others(client)
         return assess(self.job, self.federation[client], state, round, brief, self.modules, others)
 

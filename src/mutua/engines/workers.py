@@ -32,6 +32,18 @@ class Task:
     what: str
     client: str
     given: tuple[Any, ...]
+    cost: float = 0.0
+    """How many seconds it is likely to take; 0 if nobody knows."""
+
+
+@dataclass
+class _Turn:
+    """A task that has begun: since when it is running, unless it is paused, and how long it has run before."""
+
+    task: Task
+    worker: int
+    since: float | None
+    ran: float = 0.0
 
 
 Do = Callable[[Task], Any]
@@ -52,16 +64,15 @@ def can_fork() -> bool:
 class Workers:
     """Does tasks by a function that the workers inherit with all that it holds, data included.
 
-    Near the end of a list, where fewer than two tasks a core are left, all of them run at once and share the
-    cores: five equal tasks take two cores two and a half times as long as one, not three. That is why there are
-    nearly twice as many processes as cores.
+    Near the end of a list, where fewer than two tasks a core are left, all of them have begun and take turns on
+    the cores, those first that have most left to do: five equal tasks take two cores two and a half times as long
+    as one, not three. That is why there are nearly twice as many processes as cores.
     """
 
     def __init__(self, do: Do, number: int, most: int) -> None:
         """`number` tasks at once; never more than `most` in a list."""
         self.number = number
         importlib.import_module("torch._dynamo")  # the first optimizer would, in every worker, for seconds
-
         context = multiprocessing.get_context("fork")
         processes = max(1, min(2 * number - 1, most))
         self.arena = Arena(processes + 1)
@@ -69,22 +80,23 @@ class Workers:
         self.processes = []
         for process in range(1, processes + 1):
             here, there = context.Pipe()
-            target, given = _serve, (do, self.arena, process, there, [*self.lines, here])
-            worker = context.Process(target=target, args=given, name=f"mutua-{process}", daemon=True)
-            with (
-                warnings.catch_warnings()
-            ):  # about threads of this process, such as a progress bar's: workers use none
+            given = do, self.arena, process, there, [*self.lines, here], os.getpid()
+            worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
+            with warnings.catch_warnings():
+                # Python warns of threads in this process, such as a progress bar's; workers need none of them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 worker.start()
             there.close()
             self.lines.append(here)
             self.processes.append(worker)
+        for line in self.lines:
+            line.recv_bytes()  # it is ready: from now on it may be paused
 
     def do(self, tasks: Sequence[Task], done: Done) -> None:
         """Do the tasks, which begin in this order, and say `done` of each as it ends."""
         waiting = list(reversed(tasks))
         idle = list(range(len(self.lines)))
-        busy: dict[Connection, tuple[Task, int]] = {}
+        busy: dict[Connection, _Turn] = {}
         known: dict[int, Place] = {}  # every client's brief holds the same global, which crosses once
         blocks: list[Block | None] = []
         failed: dict[str, Exception] = {}
@@ -96,17 +108,20 @@ class Workers:
                 parcel = self.arena.pack(task, known=known)
                 blocks.append(parcel.block)
                 self._send(worker, task, parcel)
-                busy[self.lines[worker]] = task, worker
+                busy[self.lines[worker]] = _Turn(task, worker, time.perf_counter())
+            longest = self._take_turns(list(busy.values()))
             try:
                 with breakable():
-                    ready = wait(list(busy))
+                    ready = wait(list(busy), longest)
             except KeyboardInterrupt as asked:
                 if stopped:
                     raise
                 stopped, ready = asked, []
             for line in ready:
                 assert isinstance(line, Connection)
-                task, worker = busy.pop(line)
+                turn = busy.pop(line)
+                task, worker = turn.task, turn.worker
+                self._pause(turn, False)  # it was done just as its turn was over
                 idle.append(worker)
                 found, span = self._receive(worker, task)
                 if isinstance(found, Exception):
@@ -127,8 +142,29 @@ class Workers:
         for line in self.lines:
             line.close()
         for worker in self.processes:
-            worker.terminate()
+            worker.kill()  # one that is paused would not hear a request to end
             worker.join()
+
+    def _take_turns(self, turns: Sequence[_Turn]) -> float | None:
+        """Let as many run as there are cores; how long, if others wait for their turn."""
+        now = time.perf_counter()
+        for turn in turns:
+            turn.ran += 0.0 if turn.since is None else now - turn.since
+            turn.since = None if turn.since is None else now
+        order = sorted(turns, key=lambda turn: turn.ran - turn.task.cost)
+        for place, turn in enumerate(order):
+            self._pause(turn, place >= self.number)
+        if len(turns) <= self.number:
+            return None
+        # Switching costs a worker its caches: a few times in a task is often enough.
+        return max(0.01, max(turn.task.cost for turn in turns) / 4)
+
+    def _pause(self, turn: _Turn, pause: bool) -> None:
+        if pause == (turn.since is not None):
+            pid = self.processes[turn.worker].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP if pause else signal.SIGCONT)
+            turn.since = None if pause else time.perf_counter()
 
     def _send(self, worker: int, task: Task, parcel: Parcel) -> None:
         freed, self.arena.released[worker + 1] = self.arena.released[worker + 1], []
@@ -152,15 +188,17 @@ class Workers:
         return RunError(f"client {task.client}, {task.what}: its worker process ended {how}{why}")
 
 
-def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Connection]) -> None:
+def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Connection], parent: int) -> None:
     """A worker's life: until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the forking process's affair
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:  # else a worker would keep its siblings' lines open after that process's death
         other.close()
+    _die_with(parent)
     arena.process = process
     torch.set_num_threads(1)
     keep_memory()
+    line.send_bytes(b"ready")
     while True:
         try:
             freed, parcel = pickle.loads(line.recv_bytes())
@@ -187,6 +225,14 @@ def _portable(error: Exception) -> Exception:
         return error
     except Exception:  # whatever a user's own exception does when it is copied
         return RunError(f"{type(error).__name__}: {error}")
+
+
+def _die_with(parent: int) -> None:
+    """End when that process does: one that is paused would not see its line closed."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before it could be said
+        os._exit(1)
 
 
 def keep_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -36,6 +37,18 @@ def batches(samples: Samples) -> list[Samples]:
     return [
         replace(samples, x=x, y=y) for x, y in zip(samples.x.split(BATCH), samples.y.split(BATCH), strict=True)
     ]
+
+
+def is_union(whole: Samples | None, parts: Sequence[Samples]) -> bool:
+    """Whether these samples are the parts' one after the other."""
+    if whole is None or len(whole) != sum(map(len, parts)):
+        return False
+    like = whole.x.shape[1:], whole.preprocess, whole.classes
+    if any((part.x.shape[1:], part.preprocess, part.classes) != like for part in parts):
+        return False
+    cut = [len(part) for part in parts]
+    pairs = zip(parts, whole.x.split(cut), whole.y.split(cut), strict=True)
+    return all(torch.equal(part.x, x) and torch.equal(part.y, y) for part, x, y in pairs)
 
 
 def measure(
