@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long lint format clean
+.PHONY: demo test test-long bench bench-quick lint format clean
 
 demo: .venv/installed
 	$(BIN)/mutua demo
@@ -12,6 +12,15 @@ test: .venv/installed-dev lint
 
 test-long: .venv/installed-dev
 	$(BIN)/python -m pytest -m long
+
+# How fast it is beside a plain PyTorch loop: a few minutes, on a machine with nothing else to do.
+bench: .venv/installed
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/overhead.py
+
+# Under a minute; fails where a ratio has fallen below 85 % of the recorded one.
+bench-quick: .venv/installed
+	$(BIN)/python benchmarks/speed.py --quick
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

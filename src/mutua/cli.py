@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -52,6 +53,9 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute; else as the recipe says.")
 ]
 EngineName = Annotated[str, typer.Option(help="Where clients run: local.", metavar="NAME")]
+Workers = Annotated[
+    int | None, typer.Option(help="Clients at work at once; else one a core. Changes no result.", metavar="N")
+]
 Client = Annotated[str, typer.Option(help="Whose model: a client's or newcomer's id.", metavar="ID")]
 Images = "an .npz file, or a folder of images, which are resized to the model's input"
 
@@ -111,9 +115,38 @@ def run(
     ] = None,
     data_dir: DataDir = None,
     device: Device = None,
+    workers: Workers = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print where the time went; write a trace into the run's folder.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe, or go on with a run that was stopped."""
+    from mutua.engines.workers import cores
+    from mutua.profile import Profile
+    from mutua.reports import console
+
+    with Profile(workers or cores()).active() if profile else nullcontext() as times:
+        place = _run(recipe, sets, seed, engine, out, resume, data_dir, device, workers, as_json)
+    if times is not None and place is not None:
+        times.write(place / "trace.json")
+        console.show_profile(times, console.err if as_json else console.out)
+
+
+def _run(
+    recipe: Path | None,
+    sets: list[str] | None,
+    seed: int | None,
+    engine: str,
+    out: Path | None,
+    resume: Path | None,
+    data_dir: Path | None,
+    device: str | None,
+    workers: int | None,
+    as_json: bool,
+) -> Path | None:
+    """The run's folder; None if there was nothing to do."""
+    from mutua.profile import timed
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
     from mutua.runner import prepared
@@ -129,26 +162,29 @@ def run(
             if as_json:
                 _print_json(RunFolder.open(resume).report())
             console.say(f"{resume} is finished: there is nothing to go on with", console.err)
-            return
+            return None
         folder = RunFolder.resume(resume)
         console.show_notes(folder.notes)
         loaded = folder.recipe
-        federation = loaded.federation(data_dir)
+        with timed("data"):
+            federation = loaded.federation(data_dir)
     elif recipe is None:
         raise InputError("RECIPE: missing; give a YAML file, or --resume with the folder of a run")
     else:
         loaded = _load(recipe, sets, seed, device)
-        federation = loaded.federation(data_dir)
+        with timed("data"):
+            federation = loaded.federation(data_dir)
         console.show_notes(prepared(loaded.method, federation, loaded).notes)
         folder = RunFolder.create(loaded.name, loaded.seed, out)
     with console.bars(not as_json) as bars:
         callbacks = [] if as_json else [ProgressBar(loaded.name, bars)]
-        result = execute(loaded, federation, folder, engine=engine, callbacks=callbacks)
+        result = execute(loaded, federation, folder, engine=engine, workers=workers, callbacks=callbacks)
     if as_json:
         _print_json(result.report())
     else:
         console.show_result(result)
     console.say(f"saved in {folder.path}", console.err if as_json else console.out)
+    return folder.path
 
 
 @app.command()
@@ -165,6 +201,7 @@ def compare(
     ] = None,
     data_dir: DataDir = None,
     device: Device = None,
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods over the same data, splits and seeds."""
@@ -191,7 +228,7 @@ def compare(
             name = "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
             folder = RunFolder.create(one.name, one.seed, place / f"{name}-{one.seed}")
             callbacks = [] if as_json else [ProgressBar(f"{label}, seed {one.seed}", bars, keep=False)]
-            return execute(one, federation, folder, engine=engine, callbacks=callbacks)
+            return execute(one, federation, folder, engine=engine, workers=workers, callbacks=callbacks)
 
         for label, result in comparing.compare(loaded, contenders, chosen, runner, data_dir):
             reports.append({**result.report(), "method": label})

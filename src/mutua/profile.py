@@ -1,4 +1,4 @@
-"""Where a run's time went: train, evaluate, merge, data, checkpoint, idle; and a trace of who did what when."""
+"""Where a run's time went, from training to idling, and a trace of who did what when."""
 
 from __future__ import annotations
 
@@ -33,24 +33,32 @@ class Profile:
     workers: int = 1
     spans: list[Span] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+    other: float = 0.0
+    """CPU seconds of this process for nothing that is timed: imports, forking workers, packing, progress bars."""
 
     @contextmanager
     def active(self) -> Iterator[Profile]:
-        """Have everything that is timed in here noted."""
+        """Have everything noted that is timed in here."""
         global _active
         before, _active = _active, self
+        cpu = time.process_time()
         try:
             yield self
         finally:
             _active = before
+            self.ended = time.perf_counter()
+            own = sum(span.cpu for span in self.spans if span.process == 0)
+            self.other = time.process_time() - cpu - own
 
     def seconds(self) -> dict[str, float]:
-        """CPU seconds by what they were for, and idle: what the workers' cores had left over."""
+        """CPU seconds by what they were for; idle is what the workers' cores had left over."""
         found = dict.fromkeys(SHOWN, 0.0)
         for span in self.spans:
             kind = KINDS.get(span.what, span.what)
             found[kind] = found.get(kind, 0.0) + span.cpu
-        whole = (time.perf_counter() - self.began) * self.workers
+        found["other"] = self.other
+        whole = (self.ended - self.began) * self.workers
         return found | {"idle": max(0.0, whole - sum(found.values()))}
 
     def write(self, path: Path) -> None:

@@ -17,6 +17,7 @@ from mutua.ledger import Entry, Ledger, may_leave
 from mutua.message import Message, Tensors
 from mutua.methods.base import Server
 from mutua.participant import Job, Reply
+from mutua.profile import timed
 from mutua.seeds import numpy_stream, public
 from mutua.stopping import breakable, whole
 from mutua.store import State, Store
@@ -247,8 +248,9 @@ class Rounds:
                 continue
             self.ledger.record(round, client, "up", reply.message)
             try:
-                may_leave(client, reply.message, method.shares, briefs[client])
-                method.check(self.server, client, reply.message)
+                with timed("merge"):
+                    may_leave(client, reply.message, method.shares, briefs[client])
+                    method.check(self.server, client, reply.message)
                 accepted[client] = reply.message
             except Refused as refused:
                 refusals[client] = str(refused)
@@ -265,7 +267,8 @@ class Rounds:
                 f"min_replies is {plan.min_replies}; refused: {first or 'none'}"
             )
         if accepted:
-            method.merge(self.server, accepted)
+            with timed("merge"):
+                method.merge(self.server, accepted)
 
     def _draw(self, round: int) -> list[str]:
         """The round's clients, in id order: a public draw, so anybody can check it."""

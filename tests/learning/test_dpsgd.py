@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import mutua
 from mutua.errors import InputError
 from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
+from mutua.learning.optimizers import SGD
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
@@ -43,7 +44,7 @@ def batch(n: int, shape: tuple[int, ...] = (4,), classes: int = 3) -> Batch:
 def trainer(
     models: dict[str, nn.Module], privacy: dict[str, Any], batch_size: int, lr: float = 0.1
 ) -> PrivateTrainer:
-    optimizers = {"meme": torch.optim.SGD(models["meme"].parameters(), lr)}
+    optimizers = {"meme": SGD().build(models["meme"].parameters(), lr)}
     given = Privacy(**{**EXAMPLE, **privacy})
     return PrivateTrainer(models, optimizers, Numbers(mu=0.3), given, batch_size, stream(5))
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from mutua.data.samples import Preprocess, Samples
 from mutua.federation import Federation
+from mutua.learning.optimizers import SGD, Adam
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Numbers, Trainer, own_streams
 from mutua.message import Message, weights
@@ -163,7 +164,7 @@ def test_one_step_moves_every_model_along_its_own_gradient() -> None:
     (w1, b1), (w2, b2) = ([p.detach().numpy().copy() for p in m.parameters()] for m in (one, two))
     trainer = Trainer(
         {"one": one, "two": two},
-        {"one": torch.optim.SGD(one.parameters(), 0.1), "two": torch.optim.SGD(two.parameters(), 0.2)},
+        {"one": SGD().build(one.parameters(), 0.1), "two": SGD().build(two.parameters(), 0.2)},
         Numbers(weight=3.0),
     )
     trainer.step(objective, batch)
@@ -179,7 +180,7 @@ def test_one_step_moves_every_model_along_its_own_gradient() -> None:
 def test_gradient_is_autograds_as_one_vector_and_moves_nothing() -> None:
     one, two, batch = problem()
     models, hp = {"one": one, "two": two}, Numbers(weight=3.0)
-    optimizers = {name: torch.optim.SGD(m.parameters(), 0.1) for name, m in models.items()}
+    optimizers = {name: SGD().build(m.parameters(), 0.1) for name, m in models.items()}
     before = [p.detach().clone() for m in models.values() for p in m.parameters()]
     trainer = Trainer(models, optimizers, hp)
     trainer.gradient({"stale": one(batch.x).sum()})  # what an earlier call left behind must not be added
@@ -198,8 +199,8 @@ def test_apply_steps_along_the_given_vector() -> None:
     one, two, _ = problem()
     models = {"one": one, "two": two}
     optimizers = {
-        "one": torch.optim.SGD(one.parameters(), 0.1),
-        "two": torch.optim.SGD(two.parameters(), 0.1, momentum=0.5),
+        "one": SGD().build(one.parameters(), 0.1),
+        "two": SGD(momentum=0.5).build(two.parameters(), 0.1),
     }
     trainer = Trainer(models, optimizers, Numbers())
     start = torch.cat([p.detach().reshape(-1) for m in models.values() for p in m.parameters()])
@@ -217,7 +218,7 @@ def test_gradient_then_apply_is_a_step() -> None:
     for together in (True, False):
         one, two, batch = problem()
         models, hp = {"one": one, "two": two}, Numbers(weight=2.0)
-        trainer = Trainer(models, {n: torch.optim.Adam(m.parameters(), 0.1) for n, m in models.items()}, hp)
+        trainer = Trainer(models, {n: Adam().build(m.parameters(), 0.1) for n, m in models.items()}, hp)
         for _ in range(3):
             if together:
                 trainer.step(objective, batch)
@@ -231,7 +232,7 @@ def test_untrainable_parameters_are_in_no_vector_and_unused_ones_have_gradient_z
     one, two, batch = problem()
     one.bias.requires_grad_(False)
     models = {"one": one, "two": two}
-    optimizers = {"one": torch.optim.SGD([one.weight], 0.1), "two": torch.optim.SGD(two.parameters(), 0.1)}
+    optimizers = {"one": SGD().build([one.weight], 0.1), "two": SGD().build(two.parameters(), 0.1)}
     vector = Trainer(models, optimizers, Numbers()).gradient({"one": one(batch.x).sum()})
     assert len(vector) == 6 + 9
     assert vector[6:].tolist() == [0.0] * 9
@@ -240,7 +241,7 @@ def test_untrainable_parameters_are_in_no_vector_and_unused_ones_have_gradient_z
 def test_terms_are_means_over_steps() -> None:
     one, two, batch = problem()
     models = {"one": one, "two": two}
-    trainer = Trainer(models, {"one": torch.optim.SGD(one.parameters(), 0.5)}, Numbers(weight=1.0))
+    trainer = Trainer(models, {"one": SGD().build(one.parameters(), 0.5)}, Numbers(weight=1.0))
     losses = []
     for _ in range(3):
         losses.append(objective(models, batch, trainer.numbers)["one"].item())

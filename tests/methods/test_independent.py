@@ -15,6 +15,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from mutua.data.public import Public
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
+from mutua.learning.trainer import Trainer
 from mutua.message import Tensors
 from mutua.methods import Centralised, FedAvg, Independent
 from mutua.participant import Modules, Participant
@@ -142,19 +143,14 @@ def test_inputs_of_different_shapes_cannot_be_pooled(
 
 
 def test_one_client_centralised_or_federated_or_alone_sees_the_same_number_of_samples(
-    federate: Federate, simulate: Simulate
+    federate: Federate, simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool takes as many steps a round as its samples need, not as one client's do."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    steps = []
-    hook = register_optimizer_step_post_hook(lambda *_: steps.append(1))
-    try:
-        simulate(Centralised(), federate([9, 12, 7]), rounds=2)
-        central = len(steps)
-        steps.clear()
-        simulate(FedAvg(), federate([9, 12, 7]), rounds=2)
-    finally:
-        hook.remove()
+    steps: list[int] = []
+    monkeypatch.setattr(Trainer, "step", lambda *_: steps.append(1))
+    simulate(Centralised(), federate([9, 12, 7]), rounds=2)
+    central = len(steps)
+    steps.clear()
+    simulate(FedAvg(), federate([9, 12, 7]), rounds=2)
     assert central == 2 * 7  # 28 samples in batches of 4
     assert len(steps) == 2 * (3 + 3 + 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import multiprocessing
 import os
 import pickle
@@ -72,7 +71,6 @@ class Workers:
     def __init__(self, do: Do, number: int, most: int) -> None:
         """`number` tasks at once; never more than `most` in a list."""
         self.number = number
-        importlib.import_module("torch._dynamo")  # the first optimizer would, in every worker, for seconds
         context = multiprocessing.get_context("fork")
         processes = max(1, min(2 * number - 1, most))
         self.arena = Arena(processes + 1)

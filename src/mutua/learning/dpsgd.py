@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from mutua.learning.optimizers import Stepper
 from mutua.learning.trainer import Batch, Loader, Models, Numbers, Objective, Terms, Trainer
 from mutua.privacy import Privacy
 
@@ -42,7 +43,7 @@ class PrivateTrainer(Trainer):
     def __init__(
         self,
         models: Models,
-        optimizers: Mapping[str, torch.optim.Optimizer],
+        optimizers: Mapping[str, Stepper],
         numbers: Numbers,
         privacy: Privacy,
         batch_size: int,

@@ -20,10 +20,10 @@ def kl(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0)
 def kl_each(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """`kl` of every sample: a sum over classes, shape (N,)."""
     if temperature != 1:
-        teacher_logits, student_logits = teacher_logits / temperature, student_logits / temperature
+        scaled = kl_each(teacher_logits / temperature, student_logits / temperature)
+        return scaled * temperature**2
     teacher = F.log_softmax(teacher_logits.detach(), dim=1)
     # A class that the teacher rules out (a logit of −inf, the log of a received 0) adds 0, not NaN.
     teacher = teacher.clamp_min(torch.finfo(teacher.dtype).min)
     student = F.log_softmax(student_logits, dim=1)
-    terms = F.kl_div(student, teacher, reduction="none", log_target=True)
-    return terms.sum(dim=1) * temperature**2
+    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)

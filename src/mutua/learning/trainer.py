@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples
 from mutua.data.transforms import Augment, augment
+from mutua.learning.optimizers import Stepper
 from mutua.learning.task import Task
 
 
@@ -120,7 +121,7 @@ class Loader:
 class Trainer:
     """Steps several models at once on the sum of a method's named terms."""
 
-    def __init__(self, models: Models, optimizers: Mapping[str, torch.optim.Optimizer], numbers: Numbers) -> None:
+    def __init__(self, models: Models, optimizers: Mapping[str, Stepper], numbers: Numbers) -> None:
         self.models = models
         self.optimizers = optimizers
         self.numbers = numbers
@@ -151,12 +152,7 @@ class Trainer:
             parameter.grad = vector[start : start + parameter.numel()].view_as(parameter).clone()
             start += parameter.numel()
         for optimizer in self.optimizers.values():
-            usual = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] if lr is None else lr
-            optimizer.step()
-            for group, rate in zip(optimizer.param_groups, usual, strict=True):
-                group["lr"] = rate
+            optimizer.step(lr)
 
     def terms(self) -> dict[str, float]:
         """The mean of each term since the last call, over the steps that had it."""

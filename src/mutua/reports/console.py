@@ -14,6 +14,7 @@ from rich.table import Table
 
 from mutua.history import SELECTIONS, History, Selection
 from mutua.methods import base
+from mutua.profile import Profile
 from mutua.result import Result
 from mutua.rounds import Event, Finished, Rejected, RoundEnded, Started
 
@@ -190,6 +191,19 @@ def show_result(result: Result) -> None:
         remarks += [f"options: {told}"]
     when = SELECTIONS[plan.selection]
     show(f"{summary['method']}: accuracy (%) on each client's own test data {when}", clients, *remarks)
+
+
+def show_profile(profile: Profile, to: Console) -> None:
+    """Where a run's time went."""
+    seconds = profile.seconds()
+    whole = sum(seconds.values()) or 1.0
+    rows = table(["what"], ["CPU seconds", "share"])
+    for what, took in seconds.items():
+        rows.add_row(what, f"{took:.2f}", f"{took / whole:.0%}")
+    wall = profile.ended - profile.began
+    title = f"where {wall:.1f} s on {profile.workers} worker{'s' * (profile.workers > 1)} went"
+    to.print(title, rows, sep="\n", end="\n\n")
+    say("trace.json in the run's folder shows who did what when: open it in ui.perfetto.dev", to)
 
 
 def _loss(summary: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ def execute(
     folder: RunFolder,
     *,
     engine: str = "local",
+    workers: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it.
@@ -32,6 +33,7 @@ def execute(
             federation,
             plan=recipe.plan(),
             engine=engine,
+            workers=workers,
             callbacks=[folder, *callbacks],
             standing=standing,
         )

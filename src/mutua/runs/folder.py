@@ -42,6 +42,7 @@ from mutua.methods import base
 from mutua.models import Architecture
 from mutua.models.splice import Share
 from mutua.plan import Plan
+from mutua.profile import timed
 from mutua.recipe import Recipe
 from mutua.result import REPORTED, ClientResult, Predictor, Result
 from mutua.rounds import (
@@ -284,6 +285,7 @@ class RunFolder:
         history.extend(standing.history)
         ledger.extend(standing.ledger)
 
+    @timed("checkpoint")
     def save(self, standing: Standing) -> None:
         """Write a checkpoint, and remove those that need not be kept."""
         began = time.monotonic()
