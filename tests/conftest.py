@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +19,14 @@ from torch import nn
 
 from mutua.data.samples import Samples
 from mutua.engines.local import LocalEngine
+from mutua.errors import Fault
 from mutua.federation import Client, Federation
 from mutua.message import Message, Tensors
 from mutua.methods import Method
 from mutua.models import Architecture
 from mutua.participant import Job, Modules, Reply
 from mutua.plan import Plan
-from mutua.rounds import Briefs, Event, Rounds
+from mutua.rounds import Briefs, Event, Replies, Rounds
 from mutua.seeds import torch_stream
 from mutua.store import State
 
@@ -157,21 +158,24 @@ class Recorder(LocalEngine):
         super().start()
         self._keep(0)
 
-    def train(self, round: int, briefs: Briefs) -> Mapping[str, Reply]:
+    def train(self, round: int, briefs: Briefs) -> Replies:
         self._crossed(round, briefs)
         replies = dict(super().train(round, briefs))
         for client, reply in replies.items():
+            if isinstance(reply, Fault):
+                continue
             if self.tamper is not None and reply.message is not None:
                 message = self.tamper(round, client, reply.message)
-                replies[client] = Reply(message, reply.terms, reply.seconds)
-            self.replies[round, client] = replies[client]
+                reply = replies[client] = Reply(message, reply.terms, reply.seconds)
+            self.replies[round, client] = reply
         self._keep(round)
         return replies
 
-    def finish(self, round: int, briefs: Briefs) -> None:
+    def finish(self, round: int, briefs: Briefs) -> Replies:
         self._crossed(round, briefs)
-        super().finish(round, briefs)
+        done = super().finish(round, briefs)
         self._keep(round)
+        return done
 
 
 @dataclass

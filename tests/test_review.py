@@ -206,7 +206,7 @@ def test_a_number_that_is_declared_is_one_number() -> None:
     for kind in (Kind.COUNT, Kind.ENTROPY, Kind.ACCURACY):
         many = Message(part=Part(kind, {"": torch.arange(3.0)}))
         with pytest.raises(Refused, match=f"{kind} 'part' may not leave; it is not one number"):
-            may_leave("a", many, {kind: "part"}, None)
+            may_leave(many, {kind: "part"}, None)
 
 
 def test_a_message_comes_back_with_the_names_it_was_sent_with() -> None:

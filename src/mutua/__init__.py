@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mutua.errors import MutuaError as MutuaError
     from mutua.errors import Refused as Refused
     from mutua.errors import RunError as RunError
+    from mutua.faults import Faults as Faults
     from mutua.federation import Client as Client
     from mutua.federation import Federation as Federation
     from mutua.learning import merging as merging
@@ -47,6 +48,7 @@ _HOMES = {
     "MutuaError": "mutua.errors",
     "Refused": "mutua.errors",
     "RunError": "mutua.errors",
+    "Faults": "mutua.faults",
     "Client": "mutua.federation",
     "Federation": "mutua.federation",
     "merging": "mutua.learning.merging",

@@ -105,6 +105,12 @@ def run(
     sets: Sets = None,
     seed: Seed = None,
     engine: EngineName = "local",
+    faults: Annotated[
+        Path | None,
+        typer.Option(
+            help="Make clients fail on purpose: a YAML file of dropout, stragglers and corruption.", metavar="FILE"
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for what the run leaves; else runs/NAME-DATE-SEED.", metavar="DIR"),
@@ -127,7 +133,7 @@ def run(
     from mutua.reports import console
 
     with Profile(workers or cores()).active() if profile else nullcontext() as times:
-        place = _run(recipe, sets, seed, engine, out, resume, data_dir, device, workers, as_json)
+        place = _run(recipe, sets, seed, engine, faults, out, resume, data_dir, device, workers, as_json)
     if times is not None and place is not None:
         times.write(place / "trace.json")
         console.show_profile(times, console.err if as_json else console.out)
@@ -138,6 +144,7 @@ def _run(
     sets: list[str] | None,
     seed: int | None,
     engine: str,
+    faults: Path | None,
     out: Path | None,
     resume: Path | None,
     data_dir: Path | None,
@@ -146,6 +153,7 @@ def _run(
     as_json: bool,
 ) -> Path | None:
     """The run's folder; None if there was nothing to do."""
+    from mutua.faults import Faults
     from mutua.profile import timed
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
@@ -155,6 +163,7 @@ def _run(
 
     if resume is not None:
         given = {"RECIPE": recipe, "--set": sets, "--seed": seed, "--out": out, "--device": device}
+        given["--faults"] = faults
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"{name}: a run goes on with its own recipe; leave it out beside --resume")
@@ -172,9 +181,13 @@ def _run(
         raise InputError("RECIPE: missing; give a YAML file, or --resume with the folder of a run")
     else:
         loaded = _load(recipe, sets, seed, device)
+        if faults is not None:
+            loaded = loaded.with_(faults=Faults.load(faults))
         with timed("data"):
             federation = loaded.federation(data_dir)
         console.show_notes(prepared(loaded.method, federation, loaded).notes)
+        if loaded.faults is not None:
+            console.show_notes(["clients fail on purpose in this run (faults)"])
         folder = RunFolder.create(loaded.name, loaded.seed, out)
     with console.bars(not as_json) as bars:
         callbacks = [] if as_json else [ProgressBar(loaded.name, bars)]

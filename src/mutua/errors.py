@@ -19,6 +19,17 @@ class RunError(MutuaError):
     """A run that could not go on: the message says where it stopped and what is left."""
 
 
+class Fault(RunError):
+    """A client's work that came to nothing: where, and the reason. What it keeps is as it was."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
 class Refused(MutuaError):
     """A message that may not pass: the message says whose, what and why."""
 

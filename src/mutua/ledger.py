@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mutua.errors import Refused
-from mutua.message import NUMBERS, Kind, Message
+from mutua.message import DTYPES, NUMBERS, Kind, Message
 
 Direction = Literal["up", "down"]
 Shares = Mapping[Kind, str]
@@ -69,7 +69,7 @@ class Ledger:
             writer.writerows(self.entries)
 
 
-def may_leave(client: str, message: Message | None, shares: Shares, brief: Message | None) -> None:
+def may_leave(message: Message | None, shares: Shares, brief: Message | None) -> None:
     """Refuse, by name, a message that holds anything the method did not declare.
 
     Weights may carry only the names that the server's own weights have, and a count, an entropy or an accuracy
@@ -80,11 +80,14 @@ def may_leave(client: str, message: Message | None, shares: Shares, brief: Messa
     for name, part in message.items():
         if shares.get(part.kind) != name:
             declared = ", ".join(f"{kind} '{what}'" for kind, what in shares.items()) or "nothing"
-            raise Refused(f"client {client}: {part.kind} '{name}' may not leave; the method declares {declared}")
+            raise Refused(f"{part.kind} '{name}' may not leave; the method declares {declared}")
+        odd = next((array.dtype for array in part.arrays.values() if array.dtype not in DTYPES), None)
+        if odd is not None:
+            raise Refused(f"{part.kind} '{name}' may not leave; it is {odd}, which no message holds")
         if part.kind in NUMBERS and (list(part.arrays) != [""] or part.values != 1):
-            raise Refused(f"client {client}: {part.kind} '{name}' may not leave; it is not one number")
+            raise Refused(f"{part.kind} '{name}' may not leave; it is not one number")
         if part.kind is Kind.WEIGHTS:
             known = {key for sent in (brief or {}).values() if sent.kind is Kind.WEIGHTS for key in sent.arrays}
             extra = sorted(set(part.arrays) - known)
             if extra:
-                raise Refused(f"client {client}: weights '{extra[0]}' may not leave; the global has no such name")
+                raise Refused(f"weights '{extra[0]}' may not leave; the global has no such name")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mutua.data.public import Public
 from mutua.data.samples import Samples
-from mutua.errors import MutuaError, RunError
+from mutua.errors import Fault, MutuaError
 from mutua.federation import Client, build
 from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
@@ -338,26 +338,35 @@ def work(
 def perform(
     job: Job, client: Client, state: State, verb: Verb, round: int, brief: Message | None, modules: Modules
 ) -> tuple[State, Reply]:
-    """One client's work of one round, from a staged state to the next one and the reply that belongs to it."""
+    """One client's work of one round, from a staged state to the next one and the reply that belongs to it.
+
+    Whatever goes wrong in it is the client's `Fault`.
+    """
     began = time.perf_counter()
-    participant = Participant(job, client, state, round, modules)
     message: Message | None = None
-    try:
+    with _answering(client, round):
+        participant = Participant(job, client, state, round, modules)
         if verb == "start":
             job.method.start(participant)
         elif verb == "train":
             message = job.method.train(participant, brief)
         else:
             job.method.finish(participant, brief)
-    except MutuaError:
-        raise
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else ""
-        raise RunError(f"client {client.id}, round {round}: {type(error).__name__}: {reason}") from error
-    may_leave(client.id, message, job.method.shares, brief)
-    if message is not None and brief is not None:
-        message = participant.leaving(message, brief)
+        may_leave(message, job.method.shares, brief)
+        if message is not None and brief is not None:
+            message = participant.leaving(message, brief)
     return participant.state, Reply(message, participant.terms, time.perf_counter() - began)
+
+
+@contextmanager
+def _answering(client: Client, round: int) -> Iterator[None]:
+    """Around what a client does: its mistakes are its own."""
+    try:
+        yield
+    except Exception as error:  # whatever a method, a model or a loss of a user's own raises
+        said = (str(error).splitlines() or [""])[0]
+        reason = said if isinstance(error, MutuaError) else f"{type(error).__name__}: {said}"
+        raise Fault(f"client {client.id}, round {round}", reason) from error
 
 
 class Assessment(NamedTuple):

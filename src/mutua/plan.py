@@ -41,6 +41,8 @@ class Plan(Spec):
     optimizer: Optimizer = Field(default_factory=lambda: SGD(lr=0.01, momentum=0.9, weight_decay=5e-4))
     client_fraction: float = Field(1.0, gt=0, le=1)
     min_replies: int = Field(1, ge=1)
+    deadline: float | None = Field(None, gt=0)
+    """Seconds that a client's work may take."""
     evaluate_every: int = Field(1, ge=1)
     selection: Selection = "last"
     augment: tuple[Augment, ...] = ()

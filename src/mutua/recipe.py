@@ -29,6 +29,7 @@ from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
 from mutua.explain import explain
+from mutua.faults import Faults
 from mutua.federation import Client, Federation
 from mutua.methods import base
 from mutua.methods.base import Method
@@ -36,7 +37,7 @@ from mutua.models import Architecture
 from mutua.plan import Plan
 from mutua.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
-from mutua.spec import Spec
+from mutua.spec import Spec, read_yaml
 
 
 class _Section(Spec):
@@ -128,6 +129,7 @@ class Recipe(Plan):
     method: SerializeAsAny[Method]
     public: PublicSet | None = None
     opt_out: OptOut | None = None
+    faults: Faults | None = None
     checkpoints: Checkpoints = Field(default_factory=Checkpoints)
 
     @field_validator("method", mode="before")
@@ -168,19 +170,7 @@ class Recipe(Plan):
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
         """The recipe in a YAML file, with `a.b=c` overrides."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"recipe: {path}: {error.strerror}; give a YAML file") from None
-        except UnicodeDecodeError:
-            raise InputError(f"recipe: {path} is not a text file; give a YAML file") from None
-        try:
-            tree = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"recipe: {path}: not YAML: {_where(error)}") from None
-        if not isinstance(tree, dict):
-            held = "nothing" if tree is None else f"a {type(tree).__name__}"
-            raise InputError(f"recipe: {path} holds {held}; it must hold keys and values, such as 'rounds: 20'")
+        tree = read_yaml(path, "recipe")
         for override in overrides:
             _set(tree, override)
         return cls.of(tree, path)
@@ -299,13 +289,6 @@ def _masked(train: Samples, path: Path | None, key: str) -> Samples:
             f"{len(train)} training samples"
         )
     return replace(train, opted_out=torch.from_numpy(mask))
-
-
-def _where(error: yaml.YAMLError) -> str:
-    """Where a YAML file is wrong, and what is wrong there."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return " ".join(str(error).split())
-    return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"
 
 
 def _set(tree: dict[str, Any], override: str) -> None:

@@ -82,6 +82,11 @@ class ClientResult:
         return Predictor(model, self.client.train.take([]))
 
     @property
+    def evaluated(self) -> bool:
+        """Whether its last evaluation came about: else there is no model that it could be served with."""
+        return bool(self.history.select(round=self.job.plan.rounds, client=self.id, model="predictor"))
+
+    @property
     def made_of(self) -> dict[str, Any]:
         """What it serves with, as a model's card says it."""
         return self.job.method.made_of(self._participant)
@@ -93,7 +98,13 @@ class ClientResult:
 
     def accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
         """Accuracy on its own test data: of the model that it has now, or of another selection."""
-        return self.history.selected(selection, self.id, model, "test", "accuracy")
+        return self.measured("accuracy", model, selection)
+
+    def measured(self, metric: str, model: str, selection: Selection) -> float | None:
+        """A number of this selection on its own test data; None where there was no last evaluation to select."""
+        if selection == "last" and not self.evaluated:
+            return None
+        return self.history.selected(selection, self.id, model, "test", metric)
 
     def confusion(self) -> np.ndarray:
         """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
@@ -134,10 +145,10 @@ class Result:
         if all(client.client.domain is None for client in self.clients):
             return None
 
-        def value(client: str, metric: str) -> float | None:
-            return self.history.selected(self.job.plan.selection, client, "predictor", "test", metric)
+        def value(client: ClientResult, metric: str) -> float | None:
+            return client.measured(metric, "predictor", self.job.plan.selection)
 
-        return {metric: _mean([value(c.id, metric) for c in self.clients]) for metric in ("wdp", "cdp", "acc")}
+        return {metric: _mean([value(c, metric) for c in self.clients]) for metric in ("wdp", "cdp", "acc")}
 
     @cached_property
     def guarantee(self) -> Guarantee | None:

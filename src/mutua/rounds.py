@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from mutua.errors import Refused, RunError
+from mutua.errors import Fault, Refused, RunError
 from mutua.federation import Federation
 from mutua.history import History, Metrics, Row
 from mutua.ledger import Entry, Ledger, may_leave
@@ -24,6 +24,13 @@ from mutua.store import State, Store
 from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
+Replies = Mapping[str, Reply | Fault]
+"""What came of the clients' work; of whom there is nothing, nothing has come."""
+
+TOO_LONG = 10
+"""A reply is refused unseen if it is so many times as long as the method says a reply is."""
+LIMIT = 4 * 2**30
+"""Where the method does not say, no reply may be longer, in bytes."""
 
 
 class Evaluation(NamedTuple):
@@ -46,10 +53,10 @@ class Engine(Protocol):
     def start(self) -> None:
         """Every client's `start`."""
 
-    def train(self, round: int, briefs: Briefs) -> Mapping[str, Reply]:
-        """Send the briefs, let these clients train, gather the replies that come."""
+    def train(self, round: int, briefs: Briefs) -> Replies:
+        """Send the briefs, let these clients train, gather what comes of it."""
 
-    def finish(self, round: int, briefs: Briefs) -> None:
+    def finish(self, round: int, briefs: Briefs) -> Replies:
         """Every client's `finish`."""
 
     def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
@@ -100,7 +107,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A reply was refused or did not come; the round goes on without it."""
+    """A client is left out: its reply was refused or did not come, or its last work or evaluation failed."""
 
     round: int
     client: str
@@ -167,6 +174,8 @@ class Rounds:
             state=_copy(self.standing.server),
         )
         self.server.topology.check(self.ids)
+        said = self.job.method.reply_bytes(self.federation, self.job.plan)
+        self.longest = TOO_LONG * said or LIMIT
         self.drawable = self.federation.drawable(self.job.method.needs_global)
         self.history.rows += self.standing.history
         self.ledger.entries += self.standing.ledger
@@ -213,7 +222,8 @@ class Rounds:
         for client, brief in briefs.items():
             self.ledger.record(round, client, "down", brief)
         with breakable():
-            self.engine.finish(round, briefs)
+            done = self.engine.finish(round, briefs)
+        self._failed(round, self.ids, done, "its last work failed: ")
         self._evaluate(round - 1, last=True)
         self._emit(RoundEnded(round - 1, self.history, self.ledger))
 
@@ -234,13 +244,11 @@ class Rounds:
         with breakable():
             replies = self.engine.train(round, briefs)
         accepted: dict[str, Message] = {}
-        refusals: dict[str, str] = {}
+        refusals = self._failed(round, drawn, replies)
         for client in drawn:
-            if client not in replies:
-                refusals[client] = "no reply came"
-                self._emit(Rejected(round, client, refusals[client]))
+            reply = replies.get(client)
+            if not isinstance(reply, Reply):
                 continue
-            reply = replies[client]
             for term, mean in reply.terms.items():
                 self.history.add(round, client, term, "train", "objective", mean)
             self._emit(Trained(round, client, reply))
@@ -249,7 +257,8 @@ class Rounds:
             self.ledger.record(round, client, "up", reply.message)
             try:
                 with timed("merge"):
-                    may_leave(client, reply.message, method.shares, briefs[client])
+                    self._check_length(reply.message)
+                    may_leave(reply.message, method.shares, briefs[client])
                     method.check(self.server, client, reply.message)
                 accepted[client] = reply.message
             except Refused as refused:
@@ -269,6 +278,24 @@ class Rounds:
         if accepted:
             with timed("merge"):
                 method.merge(self.server, accepted)
+
+    def _failed(
+        self, round: int, clients: Sequence[str], found: Mapping[str, object], what: str = ""
+    ) -> dict[str, str]:
+        """Say who failed and why. Where everybody did, the fault is hardly theirs, and the run stops."""
+        nothing = Fault("", "no reply came")
+        faults = {c: fault for c in clients if isinstance(fault := found.get(c, nothing), Fault)}
+        for client, fault in faults.items():
+            self._emit(Rejected(round, client, what + fault.reason))
+        if clients and len(faults) == len(clients):
+            client, fault = next(iter(faults.items()))
+            raise RunError(f"round {round}: every client failed; {client}: {what}{fault.reason}") from fault
+        return {client: fault.reason for client, fault in faults.items()}
+
+    def _check_length(self, reply: Message) -> None:
+        """Refuse a reply that is too long to be one, whatever it holds."""
+        if reply.nbytes > self.longest:
+            raise Refused(f"its reply has {reply.nbytes} bytes; the most is {self.longest}")
 
     def _draw(self, round: int) -> list[str]:
         """The round's clients, in id order: a public draw, so anybody can check it."""

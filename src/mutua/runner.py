@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from mutua.errors import InputError, suggest
 from mutua.explain import explain
+from mutua.faults import Faults
 from mutua.federation import Federation, build
 from mutua.methods.base import Method
 from mutua.participant import Job, batch_normed
@@ -30,13 +31,14 @@ def run(
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
     standing: Standing | None = None,
+    faults: Faults | None = None,
     **settings: Any,
 ) -> Result:
     """Run a method over a federation, from its beginning or from where it stands.
 
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once,
-    one a core if not given; it changes no byte of the result.
+    one a core if not given; it changes no byte of the result. `faults` make clients fail on purpose.
     """
     if not isinstance(method, Method):
         raise InputError(f"method: {method!r}; give an object, such as mutua.methods.FML(alpha=0.5)")
@@ -54,6 +56,11 @@ def run(
     plan = plan.within_budget(method.reply_bytes(federation, plan), len(federation.clients))
     job = Job(method, plan, federation.global_model, federation.public)
     site = _engine(engine, workers)
+    if faults is not None:
+        from mutua.engines.faulty import FaultyEngine
+
+        faults.check(federation)
+        site = FaultyEngine(site, faults)
     standing = standing or Standing()
     began = time.perf_counter() - standing.seconds
     site.open(job, federation, standing.stores)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mutua.engines.local import LocalEngine, device
-from mutua.errors import InputError, Refused, RunError
+from mutua.errors import Fault, InputError
 from mutua.federation import Federation
 from mutua.learning.optimizers import Stepper
 from mutua.message import Message, Tensors, weights
@@ -187,9 +187,13 @@ def test_a_failed_train_leaves_the_store_as_it_was_and_names_the_client(
     federation = federate(models=nets.normed, global_model={"name": nets.dropping, "share": "body"})
     good = simulate(FML(), federation, rounds=2, optimizer=MOMENTUM)
     run = simulate(Failing(), federation, rounds=2, optimizer=MOMENTUM, go=False)
-    with pytest.raises(RunError, match="client b, round 2: ValueError: the disk is full") as error:
-        run.run()
-    assert "\n" not in str(error.value)
+    run.job.method.open(run.server)
+    run.engine.start()
+    for round in (1, 2):
+        replies = run.engine.train(round, {client: good.engine.briefs[round, client] for client in "abc"})
+    assert str(replies["b"]) == "client b, round 2: ValueError: the disk is full"
+    assert replies["b"].reason == "ValueError: the disk is full"
+    assert replies["a"].message == good.engine.replies[2, "a"].message
     store = run.engine.stores["b"]
     assert [commit.round for commit in store.commits] == [0, 1]
     for group, arrays in good.engine.kept[1, "b"].items():
@@ -197,6 +201,7 @@ def test_a_failed_train_leaves_the_store_as_it_was_and_names_the_client(
     # What broke is mended and the brief comes again: the work is as if nothing had happened.
     job = replace(run.job, method=FML())
     reply = work(job, federation["b"], store, "train", 2, good.engine.briefs[2, "b"], run.engine.modules)
+    run.engine.close()
     assert reply.message == good.engine.replies[2, "b"].message
     for group, arrays in good.engine.kept[2, "b"].items():
         assert identical(store.state[group], arrays)
@@ -234,7 +239,7 @@ def test_a_brief_that_does_not_fit_the_global_is_an_error_that_names_the_client(
     job = Job(FedAvg(), Plan(device="cpu"), federation.global_model)
     store = Store()
     work(job, federation["a"], store, "start", 0, None, modules)
-    with pytest.raises(RunError, match="client a, round 1"):
+    with pytest.raises(Fault, match="client a, round 1"):
         work(
             job, federation["a"], store, "train", 1, Message(**{"global": weights({"x": torch.ones(1)})}), modules
         )
@@ -251,7 +256,7 @@ def test_what_may_not_leave_is_not_committed(federate: Federate, modules: Module
     job = Job(Chatty(), Plan(device="cpu"), federation.global_model)
     store = Store()
     work(job, federation["a"], store, "start", 0, None, modules)
-    with pytest.raises(Refused, match="client a: weights 'personal' may not leave"):
+    with pytest.raises(Fault, match="client a, round 1: weights 'personal' may not leave"):
         work(job, federation["a"], store, "train", 1, brief, modules)
     assert len(store.commits) == 1
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from mutua.engines.workers import Task, Workers, can_fork
-from mutua.errors import InputError
+from mutua.errors import Fault, InputError
 from mutua.federation import Federation
 from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.message import Message, Tensors
 from mutua.participant import Assessment, Job, Modules, Reply, Verb, assess, perform
 from mutua.profile import Span, note
-from mutua.rounds import Briefs, Evaluation
+from mutua.rounds import Briefs, Evaluation, Replies
 from mutua.stopping import whole
 from mutua.store import State, Store
 
@@ -45,15 +45,17 @@ class LocalEngine:
 
     def start(self) -> None:
         """Every client's `start`, as round 0."""
-        self._work("start", 0, dict.fromkeys(self.stores))
+        for found in self._work("start", 0, dict.fromkeys(self.stores)).values():
+            if isinstance(found, Fault):
+                raise found
 
-    def train(self, round: int, briefs: Briefs) -> Mapping[str, Reply]:
+    def train(self, round: int, briefs: Briefs) -> Replies:
         """The briefed clients' `train`."""
         return self._work("train", round, briefs)
 
-    def finish(self, round: int, briefs: Briefs) -> None:
+    def finish(self, round: int, briefs: Briefs) -> Replies:
         """The briefed clients' `finish`."""
-        self._work("finish", round, briefs)
+        return self._work("finish", round, briefs)
 
     def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
         """Each briefed client's models on its own data, and the global on the common test set."""
@@ -91,9 +93,9 @@ class LocalEngine:
                 store.commits = deepcopy(store.commits)
         torch.set_num_threads(self._threads)
 
-    def _work(self, verb: Verb, round: int, briefs: Briefs) -> dict[str, Reply]:
+    def _work(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
         """The work as a transaction: what a client keeps and what it replies are committed together."""
-        replies: dict[str, Reply] = {}
+        replies: dict[str, Reply | Fault] = {}
         given: dict[str, tuple[Any, ...]] = {}
         for client, brief in briefs.items():
             done = self.stores[client].committed(round)
@@ -102,7 +104,10 @@ class LocalEngine:
             else:
                 replies[client] = Reply(done.reply, done.terms, 0.0)
 
-        def commit(task: Task, found: tuple[State, Reply]) -> None:
+        def commit(task: Task, found: tuple[State, Reply] | Fault) -> None:
+            if isinstance(found, Fault):
+                replies[task.client] = found
+                return
             state, reply = found
             replies[task.client] = reply
             self.stores[task.client].commit(round, state, reply.message, reply.terms)
@@ -141,7 +146,10 @@ class LocalEngine:
             return self._score(int(task.client), *task.given)
         if task.what == "assess":
             return self._assess(task.client, *task.given)
-        return self._perform(task.what, task.client, *task.given)  # type: ignore[arg-type]
+        try:
+            return self._perform(task.what, task.client, *task.given)  # type: ignore[arg-type]
+        except Fault as fault:
+            return fault
 
     def _perform(
         self, verb: Verb, client: str, round: int, brief: Message | None, state: State

@@ -36,6 +36,7 @@ def execute(
             workers=workers,
             callbacks=[folder, *callbacks],
             standing=standing,
+            faults=recipe.faults,
         )
         folder.write(result)
     return result

@@ -335,6 +335,9 @@ class RunFolder:
     def _put_client(self, files: Together, client: ClientResult) -> None:
         # What a method keeps beside models has a dot or a space in its name, or nothing in it.
         groups = {name: arrays for name, arrays in client.state.items() if name.isidentifier() and arrays}
+        if not client.evaluated:
+            put_weights(files, self.path / "clients" / client.id, groups)
+            return
         predictor = client.predictor.model.state_dict()
         serving = next((name for name, arrays in groups.items() if _equal(arrays, predictor)), None)
         if serving is None:
@@ -502,13 +505,18 @@ def filling(path: Path) -> Iterator[Path]:
 
 def put_model(files: Together, folder: Path, groups: Mapping[str, Tensors], card: Card) -> None:
     """Weights as safetensors, one file a group, and the card."""
+    put_weights(files, folder, groups)
+    files.write(folder / "card.json", to_json(card.model_dump(mode="json")) + "\n")
+
+
+def put_weights(files: Together, folder: Path, groups: Mapping[str, Tensors]) -> None:
+    """Weights as safetensors, one file a group."""
     from safetensors.torch import save
 
     for name, arrays in groups.items():
         # Cloned because safetensors refuses arrays that share memory, as tied weights do.
         data = save({k: v.contiguous().clone() for k, v in arrays.items()})
         files.write(folder / f"{name}.safetensors", data)
-    files.write(folder / "card.json", to_json(card.model_dump(mode="json")) + "\n")
 
 
 def _equal(a: Tensors, b: Tensors) -> bool:

@@ -1,0 +1,114 @@
+"""Any engine, with clients that fail as they are told to: neither it nor the method knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from mutua.errors import RunError
+from mutua.faults import Faults, Kind
+from mutua.federation import Federation
+from mutua.history import Metrics
+from mutua.message import Message, Part, Tensors
+from mutua.methods.base import Method
+from mutua.participant import Job, Participant, Reply
+from mutua.rounds import TOO_LONG, Briefs, Engine, Replies
+from mutua.store import Store
+
+
+@dataclass
+class FaultyEngine:
+    """Keeps briefs from clients that are not there, and spoils replies on their way."""
+
+    engine: Engine
+    faults: Faults
+
+    @property
+    def stores(self) -> Mapping[str, Store]:
+        """What each client keeps, which is never spoilt."""
+        return self.engine.stores
+
+    def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
+        """Take the job, with a method that is late or breaks down."""
+        self.seed = job.plan.seed
+        self.engine.open(replace(job, method=_failing(job.method, self.faults)), federation, stores)
+
+    def start(self) -> None:
+        """Every client's `start`."""
+        self.engine.start()
+
+    def train(self, round: int, briefs: Briefs) -> Replies:
+        """Of those that are there; what they reply may not be what comes."""
+        there = {c: brief for c, brief in briefs.items() if not self.faults.absent(self.seed, c, round)}
+        replies = dict(self.engine.train(round, there))
+        for client, reply in replies.items():
+            if isinstance(reply, Reply) and reply.message is not None:
+                message = reply.message
+                for kind in self.faults.spoils(self.seed, client, round):
+                    message = spoilt(message, kind, briefs[client])
+                replies[client] = replace(reply, message=message)
+        return replies
+
+    def finish(self, round: int, briefs: Briefs) -> Replies:
+        """Every client's `finish`."""
+        return self.engine.finish(round, briefs)
+
+    def evaluate(self, round: int, briefs: Briefs) -> Mapping[str, Mapping[tuple[str, str], Metrics]]:
+        """The clients' models on their own data."""
+        return self.engine.evaluate(round, briefs)
+
+    def evaluate_global(self, state: Tensors) -> Metrics:
+        """A complete global on the common test set."""
+        return self.engine.evaluate_global(state)
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        self.engine.close()
+
+
+def _failing(method: Method, faults: Faults) -> Method:
+    """The method, but for clients that come late or raise: that must happen where they work."""
+
+    class Failing(type(method)):  # type: ignore[misc]
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            who = client.job.plan.seed, client.client.id, client.round
+            time.sleep(faults.delay(*who))
+            if "raise" in faults.spoils(*who):
+                raise RunError("it broke down, as it was told to")
+            return super().train(client, brief)  # type: ignore[no-any-return]
+
+    failing: Method = Failing.model_construct(**{f: getattr(method, f) for f in type(method).model_fields})
+    return failing
+
+
+def spoilt(message: Message, kind: Kind, brief: Message | None) -> Message:
+    """The message with its first array of real numbers spoilt, or with a thousand times the update in all."""
+    parts = {name: dict(part.arrays) for name, part in message.items()}
+    real = [(n, key) for n, arrays in parts.items() for key, array in arrays.items() if array.is_floating_point()]
+    if kind == "norm":
+        sent = {key: array for part in (brief or {}).values() for key, array in part.arrays.items()}
+        for name, key in real:
+            array = parts[name][key]
+            before = sent.get(key, torch.zeros(()))
+            parts[name][key] = before + 1000 * (array - before)
+    else:
+        for name, key in real[:1]:
+            _spoil(parts[name], key, kind, message.nbytes)
+    return Message(**{name: Part(message[name].kind, arrays) for name, arrays in parts.items()})
+
+
+def _spoil(arrays: Tensors, key: str, kind: Kind, length: int) -> None:
+    array = arrays.pop(key)
+    if kind in ("nan", "inf"):
+        array = array.clone(memory_format=torch.contiguous_format)
+        array.view(-1)[:1] = float(kind)
+    elif kind == "shape":
+        array = array[None]
+    elif kind == "dtype":
+        array = array.float() if array.dtype == torch.float64 else array.double()
+    elif kind == "bytes":  # the same memory again and again, so that it costs none
+        array = array.expand(1 + TOO_LONG * length // max(1, array.nbytes), *array.shape)
+    arrays["misnamed" if kind == "name" else key] = array
