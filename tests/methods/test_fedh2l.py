@@ -536,6 +536,7 @@ def accuracy(value: Any) -> Callable[[Message], Message]:
 BROKEN: dict[str, tuple[Callable[[Message], Message], str]] = {
     "rows of 0.9": (rows(lambda p: 0.9 * p), "sum to 1"),
     "a negative": (rows(lambda p: p + torch.tensor([2.0, -1.0, -1.0])), "at least 0"),
+    "float16": (rows(lambda p: p.half()), "are torch.float16, not torch.float"),
     "not a number": (rows(lambda p: p * math.nan), "rows of numbers"),
     "infinite": (rows(lambda p: p / 0), "rows of numbers"),
     "two classes": (rows(lambda p: torch.full((4, 2), 0.5)), "rows of 3"),

@@ -102,6 +102,8 @@ class FedH2L(Method):
         if "public" not in reply or list(reply.arrays("public")) != [""]:
             raise Refused("it holds no probabilities 'public'")
         rows = reply.arrays("public")[""]
+        if rows.dtype != torch.get_default_dtype():
+            raise Refused(f"its probabilities are {rows.dtype}, not {torch.get_default_dtype()}")
         if rows.dim() != 2 or not bool(torch.isfinite(rows).all()) or bool((rows < 0).any()):
             raise Refused("its probabilities are not rows of numbers of at least 0")
         if rows.shape[1] != server.classes or not bool(((rows.sum(1) - 1).abs() < 1e-3).all()):

@@ -85,6 +85,8 @@ class FedMD(Method):
         if "public" not in reply or list(reply.arrays("public")) != [""]:
             raise Refused("it holds no scores 'public'")
         scores = reply.arrays("public")[""]
+        if scores.dtype != torch.get_default_dtype():
+            raise Refused(f"its scores are {scores.dtype}, not {torch.get_default_dtype()}")
         if scores.dim() != 2 or scores.shape[1] != server.classes or not bool(torch.isfinite(scores).all()):
             raise Refused(f"its scores are not finite rows of {server.classes}")
         rows = len(scores) if server.public is None else min(self.subset, len(server.public))

@@ -1,0 +1,399 @@
+"""Clients that fail: the round goes on, it is said who and why, nothing of theirs is lost. And failing on purpose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import mutua
+from mutua.engines.faulty import FaultyEngine, spoilt
+from mutua.errors import InputError, RunError
+from mutua.faults import Faults, Kind
+from mutua.federation import Federation
+from mutua.message import Message, Tensors, weights
+from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
+from mutua.participant import Participant
+from mutua.recipe import Recipe
+from mutua.rounds import LIMIT, Finished, Rejected, RoundEnded, Stopped
+from mutua.runs.execute import execute
+from mutua.runs.folder import RunFolder
+
+Federate = Callable[..., Federation]
+Simulate = Callable[..., Any]
+Identical = Callable[[Tensors, Tensors], bool]
+
+
+def rejected(events: list[Any]) -> list[tuple[int, str, str]]:
+    return [(event.round, event.client, event.reason) for event in events if isinstance(event, Rejected)]
+
+
+def breaking(method: Any, verb: str, **when: str) -> Any:
+    """The method, of which this verb raises for some clients: breaking(FML, "train", r2="bc")."""
+
+    def fail(self: Any, client: Participant, *brief: Any) -> Any:
+        found = getattr(method, verb)(self, client, *brief)  # after the work, when the state has changed
+        if client.client.id in when.get(f"r{client.round}", ""):
+            raise ValueError(f"no more {client.client.id}\nand a long story")
+        return found
+
+    return type(method.__name__, (method,), {verb: fail})()
+
+
+# Raising
+
+
+@pytest.mark.parametrize("method", [FML, FedAvg, Independent], ids=lambda m: str(m.name))
+def test_a_client_that_raises_is_left_out_and_goes_on_from_its_last_commit(
+    method: Any, federate: Federate, simulate: Simulate, identical: Identical, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the others and to itself it is as if it had not been drawn in those rounds."""
+    plan = {"rounds": 4, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}
+    run = simulate(breaking(method, "train", r2="b", r3="bc"), federate(), **plan)
+    reasons = [(2, "b"), (3, "b"), (3, "c")]
+    assert rejected(run.events) == [(t, c, f"ValueError: no more {c}") for t, c in reasons]
+    assert isinstance(run.events[-1], Finished)
+    assert identical(run.engine.kept[3, "b"].get("personal", {}), run.engine.kept[1, "b"].get("personal", {}))
+    gone = simulate(method(), federate(), go=False, **plan)
+    draw = gone._draw
+    monkeypatch.setattr(gone, "_draw", lambda t: [c for c in draw(t) if (t, c) not in reasons])
+    gone.run()
+    assert run.engine.kept.keys() == gone.engine.kept.keys()
+    for at, state in run.engine.kept.items():
+        assert all(identical(state[group], gone.engine.kept[at][group]) for group in state)
+    assert list(run.history) == list(gone.history)
+
+
+@pytest.mark.parametrize("method", [FML, Independent], ids=lambda m: str(m.name))
+def test_where_every_client_fails_the_run_stops_with_the_first_reason_and_can_go_on(
+    method: Any, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    whole = simulate(method(), federate(), rounds=3)
+    run = simulate(breaking(method, "train", r2="abc"), federate(), rounds=3, go=False)
+    with pytest.raises(RunError, match="^round 2: every client failed; a: ValueError: no more a$") as error:
+        run.run()
+    assert isinstance(error.value.__cause__.__cause__, ValueError)  # for who has written the method
+    assert len(rejected(run.events)) == 3
+    stopped = run.events[-1]
+    assert isinstance(stopped, Stopped) and stopped.standing.round == 1
+    again = simulate(method(), federate(), rounds=3, go=False)
+    again.engine.open(again.job, again.federation, stopped.standing.stores)
+    type(again)(again.job, again.federation, again.engine, standing=stopped.standing).run()
+    for client in "abc":
+        assert identical(again.engine.kept[4, client]["personal"], whole.engine.kept[4, client]["personal"])
+
+
+def test_below_min_replies_the_first_fault_is_said(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(breaking(FML, "train", r2="bc"), federate(), min_replies=2, go=False)
+    with pytest.raises(
+        RunError, match=r"^round 2: 1 of 3 .* min_replies is 2; refused: b: ValueError: no more b$"
+    ):
+        run.run()
+
+
+def test_a_start_that_fails_stops_the_run(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(breaking(FML, "start", r0="b"), federate(), go=False)
+    with pytest.raises(RunError, match="^client b, round 0: ValueError: no more b$"):
+        run.run()
+    assert isinstance(run.events[-1], Stopped)
+
+
+def test_last_work_that_fails_leaves_a_client_with_what_it_had(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(breaking(FineTuned, "finish", r3="b"), federate(), rounds=2)
+    assert rejected(run.events) == [(3, "b", "its last work failed: ValueError: no more b")]
+    assert run.engine.stores["b"].commits[-1].round == 2
+    at = {"round": 2, "split": "test", "metric": "loss"}
+    for client in "abc":
+        tuned, shared = (
+            run.history.select(client=client, model=m, **at)[0].value for m in ("predictor", "global")
+        )
+        assert (tuned == shared) == (client == "b")
+    with pytest.raises(RunError, match="round 3: every client failed; a: its last work failed: ValueError"):
+        simulate(breaking(FineTuned, "finish", r3="abc"), federate(), rounds=2)
+
+
+def test_nonsense_instead_of_a_message_is_the_clients_own_affair(federate: Federate, simulate: Simulate) -> None:
+    class Odd(FML):
+        def train(self, client: Participant, brief: Message | None) -> Any:
+            reply = super().train(client, brief)
+            return reply if client.client.id != "b" else {"meme": 3}
+
+    run = simulate(Odd(), federate(), rounds=1)
+    assert [(t, c) for t, c, _ in rejected(run.events)] == [(1, "b")]
+
+
+# Length
+
+
+def test_a_reply_of_more_than_ten_times_the_length_is_refused_unseen(
+    federate: Federate, simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(FML, "check", lambda self, server, client, reply: seen.append(client))
+    honest = simulate(FML(), federate(), rounds=1).engine.replies[1, "b"].message
+    seen.clear()
+
+    def tamper(round: int, client: str, message: Message) -> Message:
+        more = {"more": torch.zeros((10 * honest.nbytes - honest.nbytes) // 4 + (0 if client == "b" else -200))}
+        return message if client == "a" else Message(**message, more=weights(more))
+
+    run = simulate(FML(), federate(), rounds=1, tamper=tamper)
+    (_, b, long), (_, c, short) = rejected(run.events)
+    assert (b, c) == ("b", "c") and seen == ["a"]
+    sent = run.engine.replies[1, "b"].message
+    assert sent.nbytes == len(sent.encode())
+    assert long == f"its reply has {sent.nbytes} bytes; the most is {10 * honest.nbytes}"
+    assert "'more' may not leave" in short
+
+
+def test_where_a_method_does_not_say_how_long_a_reply_is_there_is_a_limit(
+    federate: Federate, simulate: Simulate
+) -> None:
+    run = simulate(Independent(), federate(), go=False)
+    assert run.longest == LIMIT
+    huge = Message(meme=weights({"x": torch.zeros(1).expand(LIMIT // 4)}))  # of next to no memory
+    with pytest.raises(mutua.Refused, match=f"the most is {LIMIT}"):
+        run._check_length(huge)
+    run._check_length(Message(meme=weights({"x": torch.zeros(1).expand(LIMIT // 4 - 100)})))
+    run.engine.close()
+
+
+# On purpose: what is drawn
+
+
+def test_draws_depend_on_seed_client_and_round_alone() -> None:
+    often = {"probability": 0.3}
+    faults = Faults.model_validate({"dropout": [often], "corruption": [{"kind": "nan", **often}]})
+    who = [(client, round) for client in "abcdefghij" for round in range(1, 101)]
+    absent = [faults.absent(0, *at) for at in who]
+    assert 0.25 < sum(absent) / 1000 < 0.35  # three and a half deviations
+    assert absent == [faults.absent(0, *at) for at in reversed(who)][::-1]
+    assert absent != [faults.absent(1, *at) for at in who]
+    assert absent != [bool(faults.spoils(0, *at)) for at in who]
+    own = faults.model_copy(update={"seed": 0})
+    assert absent == [own.absent(1, *at) for at in who]
+    more = Faults.model_validate({"dropout": [often, {"clients": ["z"]}], "stragglers": [{"seconds": 2, **often}]})
+    assert absent == [more.absent(0, *at) for at in who]
+
+
+def test_clients_and_rounds_say_whom_a_fault_strikes() -> None:
+    faults = Faults.model_validate(
+        {
+            "dropout": [{"clients": ["a"], "rounds": [2, 3]}, {"rounds": [5]}],
+            "stragglers": [{"seconds": 1.5, "rounds": [1]}, {"seconds": 2, "clients": ["b"]}],
+        }
+    )
+    assert [(c, t) for c in "ab" for t in range(1, 7) if faults.absent(0, c, t)] == [
+        ("a", 2),
+        ("a", 3),
+        ("a", 5),
+        ("b", 5),
+    ]
+    assert [faults.delay(0, c, t) for c in "ab" for t in (1, 2)] == [1.5, 0, 3.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ({"dropouts": []}, "faults.dropouts: unknown key; did you mean 'dropout'"),
+        ({"dropout": [{}]}, "faults.dropout.0: give clients, rounds or probability"),
+        ({"dropout": {"probability": 1}}, "faults.dropout: .* it must be a list"),
+        ({"dropout": [{"probability": 0}]}, "faults.dropout.0.probability: 0; it must be above 0"),
+        ({"dropout": [{"rounds": [0]}]}, r"faults.dropout.0.rounds.0: 0; it must be at least 1"),
+        ({"stragglers": [{"clients": ["a"]}]}, "faults.stragglers.0.seconds: missing"),
+        ({"corruption": [{"kind": "Nan", "rounds": [1]}]}, "faults.corruption.0.kind: 'Nan'; did you mean 'nan'"),
+    ],
+)
+def test_a_file_of_faults_is_checked_like_a_recipe(tree: Any, says: str, tmp_path: Path, tiny: Any) -> None:
+    (tmp_path / "faults.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(InputError, match=says):
+        Faults.load(tmp_path / "faults.yaml")
+    with pytest.raises(InputError, match=says):
+        Recipe.of({**tiny, "faults": tree})
+
+
+def test_strangers_cannot_fail(federate: Federate) -> None:
+    faults = Faults.model_validate({"dropout": [{"probability": 0.1}, {"clients": ["b", "z"]}]})
+    with pytest.raises(InputError, match=r"faults.dropout.1.clients: 'z' is no client; known: a, b, c"):
+        mutua.run(FML(), federate(), faults=faults, device="cpu", rounds=1)
+
+
+# On purpose: what comes of it
+
+SPOILT = {
+    "nan": "hold NaN or infinity",
+    "inf": "hold NaN or infinity",
+    "shape": "are torch.float32 (1, 6, 4), the global's torch.float32 (6, 4)",
+    "name": "weights 'misnamed' may not leave",
+    "dtype": "are torch.float64 (6, 4), the global's torch.float32",
+    "norm": "is over 10 times the round's median",
+    "bytes": "bytes; the most is",
+    "raise": "it broke down, as it was told to",
+}
+
+
+def failing(method: Any, federation: Federation, faults: Any, workers: int = 1, **settings: Any) -> Any:
+    """Events and result of a run with faults."""
+    events: list[Any] = []
+    settings = {"rounds": 3, "batch_size": 4, "device": "cpu", "optimizer": {"name": "sgd", "lr": 0.1}} | settings
+    found = Faults.model_validate(faults)
+    result = mutua.run(method, federation, faults=found, workers=workers, callbacks=[events.append], **settings)
+    return events, result
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_what_is_spoilt_is_refused_and_nothing_else_changes(
+    kind: str, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    corruption = [{"kind": kind, "clients": ["b"], "rounds": [2]}]
+    events, result = failing(FML(max_norm_ratio=10), federate(), {"corruption": corruption})
+    [(round, client, reason)] = rejected(events)
+    assert (round, client) == (2, "b") and SPOILT[kind] in reason
+    assert result.job.method == FML(max_norm_ratio=10)  # and no trace of what made it fail
+    # The others merge what they merge without it. Of what it learned in that round, only a fault of its own costs it.
+    gone = simulate(breaking(FML, "train", r2="b"), federate(), rounds=3)
+    assert identical(result.global_state, gone.globals[3]) == (kind == "raise")
+    vanished = failing(FML(), federate(), {"dropout": [{"clients": ["b"], "rounds": [2]}]}, rounds=2)[1]
+    until = failing(FML(max_norm_ratio=10), federate(), {"corruption": corruption}, rounds=2)[1]
+    assert identical(until.global_state, vanished.global_state)
+    kept, trained = until.clients[1].state["personal"], simulate(FML(), federate(), rounds=2).engine.kept
+    assert identical(kept, trained[1 if kind == "raise" else 2, "b"]["personal"])
+
+
+@pytest.mark.parametrize("method", [FedH2L(), FedMD(subset=20)], ids=lambda m: str(m.name))
+def test_signals_and_scores_are_refused_too(method: Any) -> None:
+    recipe = Recipe.of(
+        {
+            "data": {"name": "mnist5k", "samples_per_client": 40, "image_size": 8},
+            "partition": {"kind": "iid", "clients": 3},
+            "public": {"share": 0.2},
+            "models": {"global": {"name": "mlp", "width": 0.05}},
+            "method": method.name,
+        }
+    )
+    kinds = [kind for kind in SPOILT if kind != "norm" or method.name == "fedh2l"]
+    corruption = [{"kind": kind, "clients": ["c1"], "rounds": [t]} for t, kind in enumerate(kinds, start=1)]
+    plan = {"rounds": len(kinds), "steps": 1, "evaluate_every": 100}
+    events, _ = failing(method, recipe.federation(), {"corruption": corruption}, **plan)
+    assert [(t, c) for t, c, _ in rejected(events)] == [(t, "c1") for t, _ in enumerate(kinds, start=1)]
+
+
+def test_a_spoilt_message_is_spoilt_as_it_says() -> None:
+    before = {"w": torch.ones(2, 2), "n": torch.tensor(3)}
+    brief = Message(**{"global": weights(before)})
+    sent = {"w": torch.tensor([[1.0, 2.0], [1.0, 1.5]]), "n": torch.tensor(3)}
+    message = Message(meme=weights(sent))
+
+    def changed(kind: Kind) -> Tensors:
+        return spoilt(message, kind, brief).arrays("meme")
+
+    assert torch.equal(changed("norm")["w"], torch.tensor([[1.0, 1001.0], [1.0, 501.0]]))
+    assert changed("norm")["n"] == 3
+    assert changed("nan")["w"].isnan().tolist() == [[True, False], [False, False]]
+    assert changed("inf")["w"].isinf().tolist() == [[True, False], [False, False]]
+    assert changed("shape")["w"].shape == (1, 2, 2)
+    assert changed("dtype")["w"].dtype == torch.float64
+    assert sorted(changed("name")) == ["misnamed", "n"]
+    assert spoilt(message, "bytes", brief).nbytes > 10 * message.nbytes
+    assert spoilt(message, "raise", brief) == message == Message(meme=weights(sent))
+    assert torch.equal(spoilt(message, "norm", None).arrays("meme")["w"], 1000 * sent["w"])
+    assert spoilt(Message(meme=weights({"n": torch.tensor(3)})), "nan", None).arrays("meme") == {"n": 3}
+
+
+def test_a_straggler_without_a_deadline_changes_nothing(federate: Federate, identical: Identical) -> None:
+    late, prompt = (
+        failing(FML(), federate(), {"stragglers": faults})
+        for faults in ([{"seconds": 0.3, "clients": ["b"], "rounds": [2]}], [])
+    )
+    assert identical(late[1].global_state, prompt[1].global_state)
+    assert late[1].history.rows == prompt[1].history.rows and not rejected(late[0])
+    seconds = {(e.round, e.client): e.reply.seconds for e in late[0] if hasattr(e, "reply")}
+    assert seconds[2, "b"] >= 0.3
+
+
+# In a run's folder
+
+STORM = {
+    "seed": 3,
+    "dropout": [{"probability": 0.3}],
+    "corruption": [{"kind": "nan", "probability": 0.2}, {"kind": "raise", "probability": 0.2}],
+}
+
+
+def test_a_run_that_goes_on_meets_the_same_faults(tiny: Any, tmp_path: Path) -> None:
+    changes = {"partition": {"kind": "iid", "clients": 5}, "rounds": 4, "checkpoints": {"seconds": 0}}
+    recipe = Recipe.of({**tiny, **changes, "faults": STORM})
+    federation = recipe.federation()
+
+    def left(place: Path) -> dict[str, Any]:
+        told = [json.loads(line) for line in (place / "events.jsonl").read_text().splitlines()]
+        record = json.loads((place / "run.json").read_text())
+        del record["summary"]["seconds"]
+        files = [place / "history.csv", place / "ledger.csv", *sorted(place.glob("*/**/*.safetensors"))]
+        return {
+            "files": [(str(f.relative_to(place)), f.read_bytes()) for f in files if "checkpoints" not in f.parts],
+            "record": record,
+            "rejected": {(e["round"], e["client"], e["reason"]) for e in told if e["event"] == "rejected"},
+        }
+
+    execute(recipe, federation, RunFolder.create("tiny", 0, tmp_path / "whole"))
+    whole = left(tmp_path / "whole")
+    assert {reason for _, _, reason in whole["rejected"]} >= {"no reply came", "it broke down, as it was told to"}
+    for round in (1, 2, 3):
+
+        def stop(event: Any, at: int = round) -> None:
+            if isinstance(event, RoundEnded) and event.round == at:  # merged, and not yet saved
+                raise KeyboardInterrupt
+
+        place = tmp_path / f"stopped-{round}"
+        with pytest.raises(RunError, match="--resume"):
+            execute(recipe, federation, RunFolder.create("tiny", 0, place), callbacks=[stop])
+        folder = RunFolder.resume(place)
+        assert folder.recipe.faults == recipe.faults
+        execute(folder.recipe, federation, folder)
+        assert left(place) == whole
+
+
+def test_the_command_takes_a_file_of_faults_and_keeps_it(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "faults.yaml").write_text("corruption: [{kind: shape, clients: [c1], rounds: [1]}]")
+    done = command("run", "tiny.yaml", "--faults", "faults.yaml", "--out", "run")
+    assert done.code == 0
+    assert "clients fail on purpose" in done.err and "round 1: without c1: weights '" in done.err
+    told = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    [event] = [event for event in told if event["event"] == "rejected"]
+    assert (event["round"], event["client"]) == (1, "c1")
+    assert (
+        yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["faults"]["corruption"][0]["kind"]
+        == "shape"
+    )
+    mistakes = {
+        ("run", "--resume", "run", "--faults", "faults.yaml"): "--faults: a run goes on with its own recipe",
+        ("run", "tiny.yaml", "--faults", "none.yaml"): "faults: none.yaml: No such file",
+        (
+            "run",
+            "tiny.yaml",
+            "--set",
+            "faults={dropout: [{clients: [c7]}]}",
+        ): "faults.dropout.0.clients: 'c7' is no",
+    }
+    for words, says in mistakes.items():
+        done = command(*words)
+        assert done.code == 2 and says in " ".join(done.err.split()), done.err
+        assert len(done.err.strip().splitlines()) <= 3
+
+
+def test_any_engine_can_have_faults(federate: Federate, simulate: Simulate) -> None:
+    """What it is wrapped around need only speak the protocol."""
+    run = simulate(FML(), federate(), rounds=2, go=False)
+    events: list[Any] = []
+    faults = Faults.model_validate({"dropout": [{"clients": ["a"], "rounds": [1]}]})
+    engine = FaultyEngine(run.engine, faults)
+    engine.open(run.job, run.federation)
+    mutua.rounds.Rounds(run.job, run.federation, engine, [events.append]).run()
+    engine.close()
+    assert rejected(events) == [(1, "a", "no reply came")]
