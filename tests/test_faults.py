@@ -1,4 +1,4 @@
-"""Clients that fail: the round goes on, it is said who and why, nothing of theirs is lost. And failing on purpose."""
+"""Clients that fail, also on purpose: the round goes on, it is said who and why, nothing of theirs is lost."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_where_every_client_fails_the_run_stops_with_the_first_reason_and_can_go
 ) -> None:
     whole = simulate(method(), federate(), rounds=3)
     run = simulate(breaking(method, "train", r2="abc"), federate(), rounds=3, go=False)
-    with pytest.raises(RunError, match="^round 2: every client failed; a: ValueError: no more a$") as error:
+    with pytest.raises(RunError, match=r"^round 2: every client failed; a: ValueError: no more a$") as error:
         run.run()
     assert isinstance(error.value.__cause__.__cause__, ValueError)  # for who has written the method
     assert len(rejected(run.events)) == 3
@@ -98,7 +98,7 @@ def test_below_min_replies_the_first_fault_is_said(federate: Federate, simulate:
 
 def test_a_start_that_fails_stops_the_run(federate: Federate, simulate: Simulate) -> None:
     run = simulate(breaking(FML, "start", r0="b"), federate(), go=False)
-    with pytest.raises(RunError, match="^client b, round 0: ValueError: no more b$"):
+    with pytest.raises(RunError, match=r"^client b, round 0: ValueError: no more b$"):
         run.run()
     assert isinstance(run.events[-1], Stopped)
 
@@ -255,7 +255,7 @@ def test_what_is_spoilt_is_refused_and_nothing_else_changes(
     [(round, client, reason)] = rejected(events)
     assert (round, client) == (2, "b") and SPOILT[kind] in reason
     assert result.job.method == FML(max_norm_ratio=10)  # and no trace of what made it fail
-    # The others merge what they merge without it. Of what it learned in that round, only a fault of its own costs it.
+    # The others merge what they merge without it. Itself it loses what it learned only if it broke down.
     gone = simulate(breaking(FML, "train", r2="b"), federate(), rounds=3)
     assert identical(result.global_state, gone.globals[3]) == (kind == "raise")
     vanished = failing(FML(), federate(), {"dropout": [{"clients": ["b"], "rounds": [2]}]}, rounds=2)[1]
