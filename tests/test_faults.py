@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ import torch
 import yaml
 
 import mutua
+from mutua.data.samples import together
 from mutua.engines.faulty import FaultyEngine, spoilt
 from mutua.errors import InputError, RunError
 from mutua.faults import Faults, Kind
@@ -125,6 +131,60 @@ def test_nonsense_instead_of_a_message_is_the_clients_own_affair(federate: Feder
 
     run = simulate(Odd(), federate(), rounds=1)
     assert [(t, c) for t, c, _ in rejected(run.events)] == [(1, "b")]
+
+
+# Evaluations
+
+
+def test_an_evaluation_that_fails_leaves_its_numbers_out(federate: Federate, simulate: Simulate) -> None:
+    """Round 1's, of one client: the others' numbers, and the global's on the common test set, are as they were."""
+    good = simulate(FML(), federate(), rounds=2)
+    run = simulate(breaking(FML, "predictor", r2="b"), federate(), rounds=2)  # with the brief of round 2
+    assert rejected(run.events) == [(1, "b", "its evaluation failed: ValueError: no more b")]
+    assert list(run.history) == [row for row in good.history if (row.round, row.client, row.split) not in GONE]
+    with pytest.raises(RunError, match="round 1: every client failed; a: its evaluation failed: ValueError"):
+        simulate(breaking(FML, "predictor", r2="abc"), federate(), rounds=2)
+
+
+GONE = [(1, "b", "val"), (1, "b", "test")]
+
+
+def test_the_global_is_scored_though_a_client_with_a_part_of_the_common_test_set_fails(federate: Federate) -> None:
+    """Where clients' test samples make up the common test set, they are what is scored: unless one is missing."""
+    made = federate(common=0)
+    common = together([client.test for client in made.clients])
+    federation = replace(made, test=common)
+    good, bad = (
+        mutua.run(method, federation, rounds=2, workers=1, batch_size=4, device="cpu")
+        for method in (FML(), breaking(FML, "predictor", r2="b"))
+    )
+    mine = [[row for row in run.history if row.client == "global"] for run in (good, bad)]
+    assert [row[:5] for row in mine[0]] == [row[:5] for row in mine[1]]
+    assert [row.value for row in mine[0]] == pytest.approx([row.value for row in mine[1]])
+
+
+def test_who_fails_to_the_end_has_no_numbers_and_no_card(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = FML.predictor
+
+    def fail(self: FML, client: Participant, brief: Message | None) -> Any:
+        if (client.client.id, client.round) == ("c1", 3):
+            raise ValueError("no more")
+        return predictor(self, client, brief)
+
+    monkeypatch.setattr(FML, "predictor", fail)
+    recipe, place = Recipe.of({**tiny, "rounds": 1}), tmp_path / "run"
+    result = execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, place))
+    monkeypatch.undo()
+    first, second = result.report()["clients"]
+    assert first["accuracy"]["predictor"] is not None
+    assert second["accuracy"] == {"predictor": None, "global": None}
+    assert [path.name for path in sorted((place / "clients" / "c1").iterdir())] == ["personal.safetensors"]
+    assert list(RunFolder.open(place).clients()) == ["c0"]
+    told = [json.loads(line) for line in (place / "events.jsonl").read_text().splitlines()]
+    [event] = [event for event in told if event["event"] == "rejected"]
+    assert event["reason"] == "its evaluation failed: ValueError: no more"
 
 
 # Length
@@ -314,6 +374,152 @@ def test_a_straggler_without_a_deadline_changes_nothing(federate: Federate, iden
     assert late[1].history.rows == prompt[1].history.rows and not rejected(late[0])
     seconds = {(e.round, e.client): e.reply.seconds for e in late[0] if hasattr(e, "reply")}
     assert seconds[2, "b"] >= 0.3
+
+
+# Hanging
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+
+class Hanging(FML):
+    """Hangs where it is told to, in a call that only a signal can end."""
+
+    verb: str
+    at: int
+
+    def _maybe(self, verb: str, client: Participant) -> None:
+        while (self.verb, self.at, "b") == (verb, client.round, client.client.id):
+            signal.pause()
+
+    def start(self, client: Participant) -> None:
+        self._maybe("start", client)
+        super().start(client)
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        self._maybe("train", client)
+        return super().train(client, brief)
+
+    def finish(self, client: Participant, brief: Message | None) -> None:
+        self._maybe("finish", client)
+        super().finish(client, brief)
+
+    def predictor(self, client: Participant, brief: Message | None) -> Any:
+        self._maybe("predictor", client)
+        return super().predictor(client, brief)
+
+
+@linux
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("verb", "at", "said"),
+    [("train", 2, (2, "")), ("finish", 4, (4, "its last work")), ("predictor", 3, (2, "its"))],
+)
+def test_who_hangs_past_the_deadline_is_left_out(
+    verb: str, at: int, said: Any, workers: int, federate: Federate
+) -> None:
+    events: list[Any] = []
+    method, plan = Hanging(verb=verb, at=at), {"rounds": 3, "batch_size": 4, "device": "cpu", "deadline": 2}
+    result = mutua.run(method, federate(), workers=workers, callbacks=[events.append], **plan)
+    [(round, client, reason)] = rejected(events)
+    assert (round, client) == (said[0], "b") and reason.startswith(said[1])
+    assert reason.endswith("it took longer than the deadline of 2 s")
+    assert isinstance(events[-1], Finished)
+    assert result.clients[1].accuracy() is not None
+
+
+@linux
+def test_a_start_that_hangs_stops_the_run(federate: Federate) -> None:
+    with pytest.raises(RunError, match="client b, start: it took longer than the deadline of 2 s"):
+        mutua.run(Hanging(verb="start", at=0), federate(), workers=1, device="cpu", deadline=2)
+
+
+@linux
+def test_a_deadline_that_everybody_meets_changes_no_byte(federate: Federate, identical: Identical) -> None:
+    one, two = (mutua.run(FML(), federate(), device="cpu", rounds=2, deadline=d, workers=1) for d in (None, 100))
+    assert identical(one.global_state or {}, two.global_state or {})
+    assert one.history.rows == two.history.rows and list(one.ledger) == list(two.ledger)
+
+
+@linux
+def test_a_worker_that_dies_costs_its_client_the_round(federate: Federate) -> None:
+    class Dying(FML):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            if (client.round, client.client.id) == (2, "b"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().train(client, brief)
+
+    events: list[Any] = []
+    plan = {"rounds": 3, "batch_size": 4, "device": "cpu", "workers": 2}
+    result = mutua.run(Dying(), federate(), callbacks=[events.append], **plan)
+    [(round, client, reason)] = rejected(events)
+    assert (round, client) == (2, "b") and "its worker process ended by signal 9" in reason
+    faults = Faults.model_validate({"corruption": [{"kind": "raise", "clients": ["b"], "rounds": [2]}]})
+    assert result.history.rows == mutua.run(FML(), federate(), faults=faults, **plan).history.rows
+
+
+def test_a_deadline_where_nothing_can_be_ended_is_refused(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mutua.engines.local.can_fork", lambda: False)
+    with pytest.raises(InputError, match="deadline: 3, but only a worker process can be ended"):
+        mutua.run(FML(), federate(), deadline=3, device="cpu")
+
+
+# Twenty clients, five of which fail in every way
+
+
+WAYS = ["raise", "nan", "inf", "shape", "name", "dtype", "norm", "bytes"]
+
+
+@linux
+def test_five_of_twenty_fail_in_every_way_and_the_others_do_not_notice() -> None:
+    """As long as none of the five sends anything sound, the others' bytes are those of a run without them."""
+    recipe = Recipe.of(
+        {
+            "data": {"name": "mnist5k", "samples_per_client": 250},
+            "partition": {"kind": "iid", "clients": 20},
+            "models": {"global": {"name": "mlp", "width": 0.1}},
+            "method": "fml",
+        }
+    )
+    everybody = recipe.federation()
+    bad = [f"c{k:02}" for k in (1, 6, 10, 13, 19)]
+    good = replace(everybody, clients=tuple(client for client in everybody.clients if client.id not in bad))
+    # Rounds 1 to 8 in one way after the other, each beginning with another; 9 to 11 away; 12 too late; then back.
+    corruption = [
+        {"kind": WAYS[(k + t) % 8], "clients": [client], "rounds": [t]}
+        for k, client in enumerate(bad)
+        for t in range(1, 9)
+    ]
+    faults = Faults.model_validate(
+        {
+            "corruption": corruption,
+            "dropout": [{"clients": bad, "rounds": [9, 10, 11]}],
+            "stragglers": [{"clients": bad, "rounds": [12], "seconds": 600}],
+        }
+    )
+    method = FML(max_norm_ratio=10)
+    plan = {"rounds": 20, "batch_size": 25, "device": "cpu", "evaluate_every": 12, "optimizer": {"lr": 0.05}}
+    events: list[Any] = []
+    without = mutua.run(method, good, workers=2, **plan)
+    result = mutua.run(
+        method, everybody, workers=3, faults=faults, deadline=5, callbacks=[events.append], min_replies=15, **plan
+    )
+    said = {(round, client): reason for round, client, reason in rejected(events)}
+    assert sorted(said) == sorted((t, client) for client in bad for t in range(1, 13))
+    expected = {(f["rounds"][0], f["clients"][0]): SPOILT[f["kind"]].partition(" (")[0] for f in corruption}
+    expected |= {(t, client): "no reply came" for client in bad for t in (9, 10, 11)}
+    expected |= {(12, client): "it took longer than the deadline of 5 s" for client in bad}
+    assert [at for at in said if expected[at] not in said[at]] == []
+    theirs, ours = (
+        [row for row in run.history if row.round <= 12 and row.client not in bad] for run in (without, result)
+    )
+    assert theirs == ours
+    means = [
+        fmean(client.accuracy() or 0.0 for client in run.clients if client.id not in bad)
+        for run in (without, result)
+    ]
+    assert abs(means[0] - means[1]) <= 0.01 and means[0] > 0.5, means
 
 
 # In a run's folder

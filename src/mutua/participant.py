@@ -391,31 +391,32 @@ def assess(
     accuracy within the own domain (wdp), across the others' (cdp) and over all (acc).
     `state` is staged for the next round and thrown away: an evaluation leaves no trace in a store.
     """
-    participant = Participant(job, client, state, round + 1, modules)
-    found: dict[tuple[str, str], dict[str, float | None]] = {}
-    splits = {"val": client.val, "test": client.test}
+    with _answering(client, round):
+        participant = Participant(job, client, state, round + 1, modules)
+        found: dict[tuple[str, str], dict[str, float | None]] = {}
+        splits = {"val": client.val, "test": client.test}
 
-    def judge(name: str, model: nn.Module) -> dict[str, Tensor]:
-        said = {split: participant.predict(model, samples) for split, samples in splits.items()}
-        found.update({(name, split): client.task.metrics(said[split], splits[split].y) for split in splits})
-        return said
+        def judge(name: str, model: nn.Module) -> dict[str, Tensor]:
+            said = {split: participant.predict(model, samples) for split, samples in splits.items()}
+            found.update({(name, split): client.task.metrics(said[split], splits[split].y) for split in splits})
+            return said
 
-    seen: Tensor | None = None
-    meme = participant.fork(brief) if brief is not None and "global" in brief else None
-    if meme is not None:
-        seen = judge("global", meme)["test"]
-    predictor = job.method.predictor(participant, brief)
-    if predictor is meme:
-        found |= {("predictor", split): found["global", split] for split in splits}
-    else:
-        judge("predictor", predictor)
-    for split, theirs in (others or {}).items():
-        own = found["predictor", split]
-        cross = measure(predictor, theirs, client.task, modules.device)["accuracy"]
-        parts = [(own["accuracy"], len(splits[split])), (cross, len(theirs))]
-        known = [(value, n) for value, n in parts if value is not None]
-        over_all = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
-        found["predictor", split] = own | {"wdp": own["accuracy"], "cdp": cross, "acc": over_all}
+        seen: Tensor | None = None
+        meme = participant.fork(brief) if brief is not None and "global" in brief else None
+        if meme is not None:
+            seen = judge("global", meme)["test"]
+        predictor = job.method.predictor(participant, brief)
+        if predictor is meme:
+            found |= {("predictor", split): found["global", split] for split in splits}
+        else:
+            judge("predictor", predictor)
+        for split, theirs in (others or {}).items():
+            own = found["predictor", split]
+            cross = measure(predictor, theirs, client.task, modules.device)["accuracy"]
+            parts = [(own["accuracy"], len(splits[split])), (cross, len(theirs))]
+            known = [(value, n) for value, n in parts if value is not None]
+            over_all = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+            found["predictor", split] = own | {"wdp": own["accuracy"], "cdp": cross, "acc": over_all}
     return Assessment(found, seen)
 
 

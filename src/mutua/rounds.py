@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
     """The global on the common test set, if it was asked for; by client, then by (model, split), the clients'."""
 
     shared: Metrics | None
-    clients: Mapping[str, Mapping[tuple[str, str], Metrics]]
+    clients: Mapping[str, Mapping[tuple[str, str], Metrics] | Fault]
 
 
 class Engine(Protocol):
@@ -316,9 +316,11 @@ class Rounds:
             found = self.engine.evaluate(at, self._briefs(at + 1, self.ids), shared)
         if found.shared is not None:
             self.history.measured(round, "global", "global", "test", found.shared, last)
+        self._failed(round, self.ids, found.clients, "its evaluation failed: ")
         for client, models in found.clients.items():
-            for (model, split), metrics in models.items():
-                self.history.measured(round, client, model, split, metrics, last)
+            if not isinstance(models, Fault):
+                for (model, split), metrics in models.items():
+                    self.history.measured(round, client, model, split, metrics, last)
 
     def _emit(self, event: Event) -> None:
         for callback in self.callbacks:

@@ -20,7 +20,7 @@ import mutua
 from mutua.data.samples import together
 from mutua.engines.local import LocalEngine
 from mutua.engines.workers import Task, Workers, _Turn, cores
-from mutua.errors import InputError, RunError
+from mutua.errors import Fault, InputError, RunError
 from mutua.federation import Federation
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
@@ -185,7 +185,8 @@ def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch)
         os, "kill", lambda pid, number: (paused.add if number == signal.SIGSTOP else paused.remove)(pid)
     )
     workers = object.__new__(Workers)
-    workers.number, workers.processes = 2, [SimpleNamespace(pid=i) for i in range(3)]  # type: ignore[list-item]
+    workers.number = 2
+    workers.processes = [SimpleNamespace(pid=i, exitcode=None) for i in range(3)]  # type: ignore[misc]
     turns = {i: _Turn(Task("x", str(i), (), 1.0), i, 0.0) for i in range(3)}
     left, ended = dict.fromkeys(range(3), 1.0), {}
     while turns:
@@ -246,7 +247,6 @@ def broken(task: Task) -> Any:
     ("bad", "error", "says"),
     [
         ("2", RunError, "client 2: its data is bad"),
-        ("3", RunError, "client 3, go: its worker process ended by signal 9; was memory short"),
         ("4", RunError, "Odd: odd"),
         ("5", ZeroDivisionError, "division"),
     ],
@@ -258,6 +258,81 @@ def test_a_failing_task_is_raised_here_and_what_had_begun_is_done(bad: str, erro
     assert done.found == {"1": "1"}
     if bad == "5":
         assert "in broken" in "".join(raised.value.__notes__)  # where in the worker it was
+    workers.close()
+
+
+def test_a_worker_that_dies_is_a_fault_of_its_task_and_is_replaced() -> None:
+    workers = Workers(broken, 2, 3)
+    for _ in range(3):
+        done = Done()
+        workers.do([Task("go", "1", ()), Task("go", "3", ()), Task("go", "6", ())], done)
+        fault = done.found.pop("3")
+        assert done.found == {"1": "1", "6": "6"}
+        assert isinstance(fault, Fault)
+        assert str(fault) == (
+            "client 3, go: its worker process ended by signal 9; was memory short? use fewer workers"
+        )
+    os.kill(workers.processes[0].pid or 0, signal.SIGKILL)  # while it has nothing to do: nobody's fault
+    workers.processes[0].join()
+    done = Done()
+    workers.do([Task("go", str(i), ()) for i in (1, 6, 7)], done)
+    assert done.found == {"1": "1", "6": "6", "7": "7"}
+    pids = [process.pid for process in workers.processes]
+    workers.close()
+    assert len(pids) == 3 and not any(_alive(pid or 0) for pid in pids)
+
+
+def hang(task: Task) -> Any:
+    while task.client == "hangs":
+        signal.pause()
+    return 2 * task.given[0]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_takes_longer_than_its_deadline_is_ended_and_the_rest_is_done(number: int) -> None:
+    workers, done = Workers(hang, number, 5), Done()
+    some = [Task("go", str(i), (torch.full((1000,), float(i)),), deadline=60) for i in range(4)]
+    workers.do([Task("go", "hangs", (), deadline=0.3), *some], done)
+    fault = done.found.pop("hangs")
+    assert isinstance(fault, Fault) and fault.reason == "it took longer than the deadline of 0.3 s"
+    assert {k: float(v[0]) for k, v in done.found.items()} == {str(i): 2.0 * i for i in range(4)}
+    again = Done()
+    workers.do(tasks(5), again)
+    assert {k: float(v[0]) for k, v in again.found.items()} == {str(i): 2.0 * i for i in range(5)}
+    workers.close()
+
+
+def test_time_in_which_a_task_is_paused_does_not_count() -> None:
+    busy = _Turn(Task("go", "a", (), deadline=0.2), 0, None, ran=0.15)
+    assert busy.left == float("inf")
+    busy.since = time.perf_counter()
+    assert 0 < busy.left <= 0.05
+    assert _Turn(Task("go", "a", ()), 0, busy.since).left == float("inf")
+
+
+def written(task: Task) -> Any:
+    """An array of the task's own, unless it is to die when it has written half of one."""
+    array = torch.full((50_000,), float(task.given[0]))
+    if task.given[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return array
+
+
+def test_what_dead_workers_gave_stays_and_their_memory_is_used_again() -> None:
+    """Results that are held are never written over; those that are dropped make room for others, deaths or not."""
+    workers = Workers(written, 1, 1)
+    held: dict[int, torch.Tensor] = {}
+    for i in range(60):
+        done = Done()
+        workers.do([Task("write", "a", (i, i % 3 == 2))], done)
+        if i % 3 != 2:
+            held[i] = done.found["a"]
+        del done
+        held.pop(i - 7, None)
+        assert all(bool((array == float(k)).all()) for k, array in held.items())
+    places = {workers.arena.place(array) for array in held.values()}
+    assert len(places) == len(held)
+    assert len(workers.arena._known[1]) <= 8  # as many as were ever held at once, and one
     workers.close()
 
 

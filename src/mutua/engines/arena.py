@@ -59,6 +59,8 @@ class Arena:
         self.released: dict[int, list[Block]] = defaultdict(list)
         self._free: dict[int, list[Block]] = defaultdict(list)
         self._end = 0
+        self._known: dict[int, set[Block]] = defaultdict(set)  # in process 0: all blocks that others have sent
+        self._open: set[Block] = set()  # and those of them that have arrays there
 
     def pack(self, what: Any, *, refer: bool = True, known: dict[int, Place] | None = None) -> Parcel:
         """A parcel; without `refer` also arrays that lie in the arena already are copied.
@@ -83,7 +85,9 @@ class Arena:
         if parcel.block is not None:
             memory = self._memory(parcel.block)
             if self.process == 0:
-                weakref.finalize(memory, self.release, parcel.block).atexit = False
+                self._known[parcel.block.owner].add(parcel.block)
+                self._open.add(parcel.block)
+                weakref.finalize(memory, self._closed, parcel.block).atexit = False
         return _Opener(parcel.content, self, memory).load()
 
     def release(self, block: Block) -> None:
@@ -92,6 +96,24 @@ class Arena:
             self._free[block.length].append(block)
         else:
             self.released[block.owner].append(block)
+
+    def become(self, process: int) -> None:
+        """Be this process from now on, just forked from process 0, and write where that one holds nothing.
+
+        One that died may have written there before.
+        """
+        self.process = process
+        known = self._known[process]
+        self._end = max((block.start + block.length for block in known), default=0)
+        self._free.clear()
+        for block in known - self._open - set(self.released[process]):  # of the last it will be told
+            self._free[block.length].append(block)
+
+    def _closed(self, block: Block) -> None:
+        """The last array of a block is gone, and that says something only in process 0, which had opened it."""
+        if self.process == 0:
+            self.release(block)
+            self._open.discard(block)  # last: a process that is forked meanwhile must not think it free
 
     def place(self, array: Tensor) -> Place | None:
         """Where in the arena an array lies, if it does."""

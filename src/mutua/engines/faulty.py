@@ -11,11 +11,10 @@ import torch
 from mutua.errors import RunError
 from mutua.faults import Faults, Kind
 from mutua.federation import Federation
-from mutua.history import Metrics
 from mutua.message import Message, Part, Tensors
 from mutua.methods.base import Method
 from mutua.participant import Job, Participant, Reply
-from mutua.rounds import TOO_LONG, Briefs, Engine, Replies
+from mutua.rounds import TOO_LONG, Briefs, Engine, Evaluation, Replies
 from mutua.store import Store
 
 
@@ -56,13 +55,9 @@ class FaultyEngine:
         """Every client's `finish`."""
         return self.engine.finish(round, briefs)
 
-    def evaluate(self, round: int, briefs: Briefs) -> Mapping[str, Mapping[tuple[str, str], Metrics]]:
-        """The clients' models on their own data."""
-        return self.engine.evaluate(round, briefs)
-
-    def evaluate_global(self, state: Tensors) -> Metrics:
-        """A complete global on the common test set."""
-        return self.engine.evaluate_global(state)
+    def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
+        """The clients' models on their own data, and the global on the common test set."""
+        return self.engine.evaluate(round, briefs, shared)
 
     def close(self) -> None:
         """Give back what the engine holds."""

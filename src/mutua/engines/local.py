@@ -34,14 +34,22 @@ class LocalEngine:
         """Take the job; stores live in memory."""
         self.job, self.federation = job, federation
         self.modules = Modules(device(job.plan.device))
+        # A GPU is one for all.
+        able, deadline = self.modules.device.type == "cpu" and can_fork(), job.plan.deadline
+        if deadline is not None and not able:
+            raise InputError(
+                f"deadline: {deadline:g}, but only a worker process can be ended, on Linux and with device 'cpu'; "
+                "leave it out"
+            )
         self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
         self._seconds: dict[tuple[str, str], float] = {}
         self._common_is_union = is_union(federation.test, [client.test for client in federation.clients])
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        # A GPU is one for all, and a lone client has nobody to work beside.
-        alone = self.workers == 1 or len(self.stores) == 1 or self.modules.device.type != "cpu" or not can_fork()
-        self._crew = None if alone else Workers(self._do, self.workers, len(self.stores))
+        # Without a deadline, a lone worker or client had better stay here.
+        several = self.workers > 1 and len(self.stores) > 1
+        wanted = able and (several or deadline is not None)
+        self._crew = Workers(self._do, self.workers, len(self.stores)) if wanted else None
 
     def start(self) -> None:
         """Every client's `start`, as round 0."""
@@ -61,19 +69,31 @@ class LocalEngine:
         """Each briefed client's models on its own data, and the global on the common test set."""
         test = self.federation.test if shared is not None else None
         given = {client: (round, brief, self.stores[client].stage(round + 1)) for client, brief in briefs.items()}
-        tasks = self._tasks("assess", given)
-        if test is not None and not self._seen_by_clients(briefs, shared):
-            tasks += self._tasks("score", {str(i): (shared,) for i in range(len(batches(test)))})
+        number = 0 if test is None else len(batches(test))
+        scores = self._tasks("score", {str(i): (shared,) for i in range(number)})
+        seen = test is not None and self._seen_by_clients(briefs, shared)
         found: dict[tuple[str, str], Any] = {}
-        self._all(tasks, lambda task, result: found.__setitem__((task.what, task.client), result))
-        clients = {client: found["assess", client] for client in briefs}
+
+        def take(task: Task, result: Any) -> None:
+            found[task.what, task.client] = result
+
+        self._all(self._tasks("assess", given) + ([] if seen else scores), take)
+        clients: dict[str, Assessment | Fault] = {client: found["assess", client] for client in briefs}
+        told = {c: one if isinstance(one, Fault) else one.metrics for c, one in clients.items()}
         if test is None:
-            return Evaluation(None, {client: one.metrics for client, one in clients.items()})
-        parts = [found["score", str(i)] for i in range(len(batches(test))) if ("score", str(i)) in found]
-        # Where everybody's test samples make up the common test set, they have been through the global already.
-        parts = parts or [clients[client.id].seen for client in self.federation.clients]
+            return Evaluation(None, told)
+        if seen and any(isinstance(one, Fault) for one in clients.values()):
+            seen = False
+            self._all(scores, take)
+        if seen:  # everybody's test samples make up the common test set, and have been through the global already
+            parts = [found["assess", client.id].seen for client in self.federation.clients]
+        else:
+            parts = [found["score", str(i)] for i in range(number)]
+            for part in parts:
+                if isinstance(part, Fault):  # nobody's but this machine's
+                    raise part
         common = self.federation.clients[0].task.metrics(torch.cat(parts), test.y)
-        return Evaluation(common, {client: one.metrics for client, one in clients.items()})
+        return Evaluation(common, told)
 
     def _seen_by_clients(self, briefs: Briefs, shared: Tensors | None) -> bool:
         """Whether evaluating the clients passes the common test set through this very global."""
@@ -119,13 +139,15 @@ class LocalEngine:
         """A task a client, which is likely to cost what it cost last time, or what others like it did."""
         alike = [seconds for (kind, _), seconds in self._seconds.items() if kind == what]
         usual = fmean(alike) if alike else 0.0
-        return [Task(what, k, args, self._seconds.get((what, k), usual)) for k, args in given.items()]
+        deadline = None if what == "score" else self.job.plan.deadline
+        return [Task(what, k, args, self._seconds.get((what, k), usual), deadline) for k, args in given.items()]
 
     def _all(self, tasks: list[Task], take: Callable[[Task, Any], None]) -> None:
         """Do the tasks and `take` what comes of each as it is done; the longest begin first."""
 
         def done(task: Task, found: Any, span: Span) -> None:
-            self._seconds[task.what, task.client] = span.cpu
+            if not isinstance(found, Fault):
+                self._seconds[task.what, task.client] = span.cpu
             note(span)
             take(task, found)
 
@@ -144,9 +166,9 @@ class LocalEngine:
         """A task, in whichever process."""
         if task.what == "score":
             return self._score(int(task.client), *task.given)
-        if task.what == "assess":
-            return self._assess(task.client, *task.given)
         try:
+            if task.what == "assess":
+                return self._assess(task.client, *task.given)
             return self._perform(task.what, task.client, *task.given)  # type: ignore[arg-type]
         except Fault as fault:
             return fault

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import multiprocessing
 import os
 import pickle
@@ -14,12 +15,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import torch
 
 from mutua.engines.arena import Arena, Block, Parcel, Place
-from mutua.errors import MutuaError, RunError
+from mutua.errors import Fault, MutuaError, RunError
 from mutua.profile import Span
 from mutua.stopping import breakable
 
@@ -33,6 +35,8 @@ class Task:
     given: tuple[Any, ...]
     cost: float = 0.0
     """How many seconds it is likely to take; 0 if nobody knows."""
+    deadline: float | None = None
+    """How many it may take."""
 
 
 @dataclass
@@ -43,6 +47,13 @@ class _Turn:
     worker: int
     since: float | None
     ran: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """How many seconds it may still take; no end of them while it is paused."""
+        if self.task.deadline is None or self.since is None:
+            return math.inf
+        return self.task.deadline - self.ran - (time.perf_counter() - self.since)
 
 
 Do = Callable[[Task], Any]
@@ -71,22 +82,13 @@ class Workers:
     def __init__(self, do: Do, number: int, most: int) -> None:
         """`number` tasks at once; never more than `most` in a list."""
         self.number = number
-        context = multiprocessing.get_context("fork")
+        self._work = do
         processes = max(1, min(2 * number - 1, most))
         self.arena = Arena(processes + 1)
         self.lines: list[Connection] = []
-        self.processes = []
+        self.processes: list[ForkProcess] = []
         for process in range(1, processes + 1):
-            here, there = context.Pipe()
-            given = do, self.arena, process, there, [*self.lines, here], os.getpid()
-            worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
-            with warnings.catch_warnings():
-                # Python warns of threads in this process, such as a progress bar's; workers need none of them.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                worker.start()
-            there.close()
-            self.lines.append(here)
-            self.processes.append(worker)
+            self._hire(process)
         for line in self.lines:
             line.recv_bytes()  # it is ready: from now on it may be paused
 
@@ -105,7 +107,7 @@ class Workers:
                 task, worker = waiting.pop(), idle.pop()
                 parcel = self.arena.pack(task, known=known)
                 blocks.append(parcel.block)
-                self._send(worker, task, parcel)
+                self._send(worker, parcel)
                 busy[self.lines[worker]] = _Turn(task, worker, time.perf_counter())
             longest = self._take_turns(list(busy.values()))
             try:
@@ -115,14 +117,15 @@ class Workers:
                 if stopped:
                     raise
                 stopped, ready = asked, []
-            for line in ready:
-                assert isinstance(line, Connection)
-                turn = busy.pop(line)
+            for line, turn in [(line, turn) for line, turn in busy.items() if line in ready or turn.left <= 0]:
                 task, worker = turn.task, turn.worker
                 self._pause(turn, False)  # it was done just as its turn was over
+                found, span = self._receive(worker, task) if line in ready else self._end(turn)
+                del busy[line]
                 idle.append(worker)
-                found, span = self._receive(worker, task)
-                if isinstance(found, Exception):
+                if isinstance(found, Fault):
+                    done(task, found, span)
+                elif isinstance(found, Exception):
                     failed[task.client] = found
                 else:
                     done(task, self.arena.unpack(found), span)
@@ -144,7 +147,7 @@ class Workers:
             worker.join()
 
     def _take_turns(self, turns: Sequence[_Turn]) -> float | None:
-        """Let as many run as there are cores; how long, if others wait for their turn."""
+        """Let as many run as there are cores; how long, if others wait for their turn or one has a deadline."""
         now = time.perf_counter()
         for turn in turns:
             turn.ran += 0.0 if turn.since is None else now - turn.since
@@ -152,38 +155,71 @@ class Workers:
         order = sorted(turns, key=lambda turn: turn.ran - turn.task.cost)
         for place, turn in enumerate(order):
             self._pause(turn, place >= self.number)
-        if len(turns) <= self.number:
-            return None
         # Switching costs a worker its caches: a few times in a task is often enough.
-        return max(0.01, max(turn.task.cost for turn in turns) / 4)
+        switch = max(0.01, max(turn.task.cost for turn in turns) / 4) if len(turns) > self.number else math.inf
+        soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))
+        return None if soonest == math.inf else soonest
 
     def _pause(self, turn: _Turn, pause: bool) -> None:
         if pause == (turn.since is not None):
-            pid = self.processes[turn.worker].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGSTOP if pause else signal.SIGCONT)
+            process = self.processes[turn.worker]
+            assert process.pid is not None
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGSTOP if pause else signal.SIGCONT)
             turn.since = None if pause else time.perf_counter()
 
-    def _send(self, worker: int, task: Task, parcel: Parcel) -> None:
+    def _send(self, worker: int, parcel: Parcel) -> None:
         freed, self.arena.released[worker + 1] = self.arena.released[worker + 1], []
         try:
             self.lines[worker].send_bytes(pickle.dumps((freed, parcel)))
-        except OSError:
-            raise self._died(worker, task) from None
+        except OSError:  # it died while it had nothing to do
+            self._replace(worker)
+            self.lines[worker].send_bytes(pickle.dumps(([], parcel)))
 
     def _receive(self, worker: int, task: Task) -> Answer:
         try:
             answer: Answer = pickle.loads(self.lines[worker].recv_bytes())
             return answer
         except (EOFError, OSError):
-            return self._died(worker, task), Span(worker + 1, task.what, task.client, 0.0, 0.0, 0.0)
-
-    def _died(self, worker: int, task: Task) -> RunError:
-        self.processes[worker].join()
-        code = self.processes[worker].exitcode or 0
+            code = self._replace(worker)
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         why = "; was memory short? use fewer workers" if code == -signal.SIGKILL else ""
-        return RunError(f"client {task.client}, {task.what}: its worker process ended {how}{why}")
+        return _fault(worker, task, f"its worker process ended {how}{why}")
+
+    def _end(self, turn: _Turn) -> Answer:
+        """End what has taken too long, with the process that it is in."""
+        self.processes[turn.worker].kill()
+        self._replace(turn.worker)
+        return _fault(turn.worker, turn.task, f"it took longer than the deadline of {turn.task.deadline:g} s")
+
+    def _hire(self, process: int) -> None:
+        """Fork the worker of this number, which is its place in the lists and one more."""
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        given = self._work, self.arena, process, there, [*self.lines, here], os.getpid()
+        worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
+        with warnings.catch_warnings():
+            # Python warns of threads in this process, such as a progress bar's; workers need none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            worker.start()
+        there.close()
+        self.lines.insert(process - 1, here)
+        self.processes.insert(process - 1, worker)
+
+    def _replace(self, worker: int) -> int:
+        """Have another process for one that is dead or dying; with which code it ended."""
+        self.lines.pop(worker).close()
+        process = self.processes.pop(worker)
+        process.join()
+        self._hire(worker + 1)
+        self.lines[worker].recv_bytes()
+        return process.exitcode or 0
+
+
+def _fault(worker: int, task: Task, reason: str) -> Answer:
+    now = time.perf_counter()
+    where = f"client {task.client}, {task.what}"
+    return Fault(where, reason), Span(worker + 1, task.what, task.client, now, now, 0.0)
 
 
 def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Connection], parent: int) -> None:
@@ -193,7 +229,7 @@ def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Co
     for other in others:  # else a worker would keep its siblings' lines open after that process's death
         other.close()
     _die_with(parent)
-    arena.process = process
+    arena.become(process)
     torch.set_num_threads(1)
     keep_memory()
     line.send_bytes(b"ready")
