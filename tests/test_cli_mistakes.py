@@ -130,7 +130,7 @@ recipe: list.yaml holds a list; it must hold keys and values
 $ mutua run blank.yaml
 recipe: blank.yaml holds nothing; it must hold keys and values
 $ mutua run binary.yaml
-recipe: binary.yaml is not a text file; give a YAML file
+recipe: binary.yaml: it is not a text file; give a YAML file
 
 # the recipe
 $ mutua run tiny.yaml --set round=3

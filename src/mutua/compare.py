@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import yaml
-
+from mutua import untrusted
 from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.methods import base
@@ -47,8 +46,8 @@ class Contender:
             if not equals or not key:
                 raise InputError(f"--methods: '{text}': write options as name:key=value, such as fedprox:mu=0.1")
             try:
-                options[key] = yaml.safe_load(value)
-            except yaml.YAMLError:
+                options[key] = untrusted.from_yaml(value)
+            except untrusted.Unreadable:
                 raise InputError(f"--methods: '{text}': '{value}' is not a YAML value") from None
         try:
             return Contender(text.strip(), base.of(options))

@@ -8,6 +8,9 @@ class MutuaError(Exception):
 
     exit_code = 1
 
+    def __init__(self, said: str) -> None:
+        super().__init__(line(said))
+
 
 class InputError(MutuaError):
     """A mistake in what the user gave: the message names the field, the value and the way out."""
@@ -32,6 +35,12 @@ class Fault(RunError):
 
 class Refused(MutuaError):
     """A message that may not pass: the message says whose, what and why."""
+
+
+def line(text: str, most: int = 2000) -> str:
+    """Text as one line of at most so many characters; what cannot be printed is written as an escape."""
+    shown = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
 def suggest(word: str, known: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -12,11 +13,15 @@ from pydantic_core import ErrorDetails
 
 from mutua.errors import suggest
 
+MOST = 10
+"""So many complaints are said."""
+
 
 def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> str:
     """Every complaint about a `model`; `at` is where in the recipe it stands."""
-    lines = [_line(detail, model, at) for detail in error.errors()]
-    return "; ".join(dict.fromkeys(lines))
+    lines = [_line(detail, model, at) for detail in islice(error.errors(), MOST)]
+    more = [f"and {error.error_count() - MOST} more"] if error.error_count() > MOST else []
+    return "; ".join([*dict.fromkeys(lines), *more])
 
 
 def _line(detail: ErrorDetails, model: type[BaseModel], at: str) -> str:

@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from mutua import untrusted
 from mutua.errors import Refused
 
 Tensors = dict[str, Tensor]
@@ -106,12 +107,9 @@ class Message(Mapping[str, Part]):
     @staticmethod
     def decode(data: bytes) -> Message:
         """The message in these bytes; `Refused` where they are none."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         try:
-            flat = load(data)
-        except (SafetensorError, ValueError, KeyError, OverflowError) as error:
+            flat, _ = untrusted.arrays(data)
+        except untrusted.Unreadable as error:
             raise Refused(f"not a message: {error}") from None
         parts: dict[str, Part] = {}
         for key, array in flat.items():

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from mutua import untrusted
 from mutua.data import formats
 from mutua.data.partitions import IID, Partition
 from mutua.data.samples import Samples
@@ -297,8 +298,8 @@ def _set(tree: dict[str, Any], override: str) -> None:
     if not equals or not path:
         raise InputError(f"--set {override}: write it as key.key=value, such as method.alpha=0.3")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = untrusted.from_yaml(text)
+    except untrusted.Unreadable:
         raise InputError(f"--set {override}: '{text}' is not a YAML value") from None
     at: Any = tree
     *parents, last = path.split(".")

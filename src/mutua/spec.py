@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
+from mutua import untrusted
 from mutua.errors import InputError
 
 
@@ -18,23 +18,16 @@ class Spec(BaseModel):
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """The keys and values of a YAML file; `what` it is, for complaints."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = untrusted.text(path, untrusted.RECIPE)
     except OSError as error:
         raise InputError(f"{what}: {path}: {error.strerror}; give a YAML file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{what}: {path} is not a text file; give a YAML file") from None
+    except untrusted.Unreadable as error:
+        raise InputError(f"{what}: {path}: {error}; give a YAML file") from None
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{what}: {path}: not YAML: {_where(error)}") from None
+        tree = untrusted.from_yaml(text)
+    except untrusted.Unreadable as error:
+        raise InputError(f"{what}: {path}: not YAML: {error}") from None
     if not isinstance(tree, dict):
         held = "nothing" if tree is None else f"a {type(tree).__name__}"
         raise InputError(f"{what}: {path} holds {held}; it must hold keys and values, such as 'seed: 0'")
     return tree
-
-
-def _where(error: yaml.YAMLError) -> str:
-    """Where a YAML file is wrong, and what is wrong there."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return " ".join(str(error).split())
-    return f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: {error.problem}"

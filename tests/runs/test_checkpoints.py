@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import _TYPES as TYPES_OF_SAFETENSORS
 from safetensors.torch import load, load_file, save
 
+from mutua import untrusted
 from mutua.errors import RunError
 from mutua.message import Kind, Message, Part, count, number, weights
 from mutua.recipe import Recipe
@@ -336,16 +337,16 @@ def test_files_larger_than_the_limit_are_neither_written_nor_read(
 ) -> None:
     held = held_of(tmp_path, r1=None)
     with (tmp_path / "000002.json").open("wb") as file:
-        file.truncate(checkpoints.NAMES_LIMIT + 1)
+        file.truncate(untrusted.TEXT + 1)
     with (tmp_path / "server" / "000001.safetensors").open("r+b") as file:
         file.truncate(2**40)  # a hole: it takes no room
     again = Checkpoints(tmp_path)
-    assert list(again.damaged.values()) == [f"it has more than {checkpoints.NAMES_LIMIT} bytes"]
+    assert list(again.damaged.values()) == [f"it cannot be read (it has more than {untrusted.TEXT} bytes)"]
     with pytest.raises(Damaged, match=r"server/000001.safetensors has 1099511627776 bytes; it had \d+$"):
         again.load(again.kept[1])
-    for limit in ("LIMIT", "NAMES_LIMIT"):
+    for limit in ("ARRAYS", "NAMES", "TEXT"):
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, limit, 100)
+            patch.setattr(untrusted, limit, 100)
             with pytest.raises(RunError, match="it is too large"):
                 held.write(standing(3, a=3), **FACTS)
 

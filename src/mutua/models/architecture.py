@@ -19,6 +19,7 @@ from pydantic import (
 )
 from torch import Tensor, nn
 
+from mutua import untrusted
 from mutua.errors import InputError, suggest
 from mutua.imports import by_path
 from mutua.models import registry
@@ -58,7 +59,7 @@ class Architecture(Spec):
             made = handler(value)
         except ValidationError as error:
             raise InputError(_one_line(error)) from None
-        if made._registered:
+        if made.registered:
             registry.find(str(made.name))
         elif made.width != 1:
             raise InputError(f"models.width: {made.width} for '{made.label}'; only registered models take one")
@@ -79,7 +80,8 @@ class Architecture(Spec):
         return {"name": name, "width": self.width}
 
     @property
-    def _registered(self) -> bool:
+    def registered(self) -> bool:
+        """Whether it is of the zoo, or of what users have added to it."""
         return isinstance(self.name, str) and ":" not in self.name
 
     def build(self, *, channels: int, size: Size, classes: int, seed: int) -> nn.Module:
@@ -99,7 +101,7 @@ class Architecture(Spec):
         source = _resolve(self.name)
         if isinstance(source, nn.Module):
             return copy.deepcopy(source)
-        if self._registered:
+        if self.registered:
             given["width"] = self.width
         arguments = _accepted(source, given, self.label)
         if self.width != 1 and "width" not in arguments:
@@ -173,18 +175,10 @@ def _load(module: nn.Module, path: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a safetensors file or, for any other ending, of a torch state_dict file."""
+    """The named tensors of a safetensors or torch state_dict file."""
     if not path.is_file():
         raise InputError(f"models.init: no file {path}")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # every reader has its own errors, and an unreadable file is all they mean
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"models.init: {path} holds no readable weights ({reason})") from None
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise InputError(f"models.init: {path} is not a state_dict; save model.state_dict() in it")
-    return weights
+        return untrusted.array_file(path)
+    except untrusted.Unreadable as error:
+        raise InputError(f"models.init: {path} holds no readable weights ({error})") from None

@@ -5,7 +5,7 @@ server/ROUND.safetensors       the server's state
 clients/ID/ROUND.safetensors   what a client keeps after its work of that round, for itself alone
 
 A client that was not drawn is not written again: manifests name the round of each client's file. Reading runs no
-code, and no file that is larger than `LIMIT` is read, or written.
+code, and no file that is larger than the limits in `untrusted.py` is read, or written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import ConfigDict, Field, ValidationError
 
-from mutua.errors import RunError
+from mutua import untrusted
+from mutua.errors import MutuaError, RunError
 from mutua.federation import Federation
 from mutua.message import DTYPES, Kind, Message, Part, Tensors
 from mutua.rounds import Standing
@@ -28,12 +29,6 @@ from mutua.runs.logs import Mark
 from mutua.sections import Checkpoints as Settings
 from mutua.spec import Spec
 from mutua.store import Commit, State, Store
-
-LIMIT = 16 * 2**30
-"""No array file is longer, in bytes. Reading one takes about twice its length of memory, and no more."""
-NAMES_LIMIT = 16 * 2**20
-"""Nor is a manifest, or what an array file says of its arrays, longer than this."""
-
 
 TYPES = DTYPES | {
     torch.uint16: "U16",
@@ -45,7 +40,7 @@ TYPES = DTYPES | {
 }
 
 
-class Damaged(Exception):
+class Damaged(MutuaError):
     """A checkpoint that is not whole; it says what is wrong."""
 
 
@@ -53,7 +48,7 @@ class File(Spec):
     """An array file: of which round, how long, and its checksum."""
 
     round: int = Field(ge=0)
-    bytes: int = Field(ge=0, le=LIMIT)
+    bytes: int = Field(ge=0, le=untrusted.ARRAYS)
     sha256: str
 
 
@@ -134,7 +129,10 @@ class Checkpoints:
         manifest = Manifest(
             round=standing.round, seconds=standing.seconds, server=server, clients=clients, **facts
         )
-        files.write(self._manifest(standing.round), _sealed(manifest))
+        sealed = _sealed(manifest)
+        if len(sealed) > untrusted.TEXT:
+            raise RunError(f"a list of {len(clients)} clients' files cannot be saved: it is too large")
+        files.write(self._manifest(standing.round), sealed)
         self.kept[manifest.round] = manifest
         if standing.round >= 0:
             self.kept.pop(-1, None)  # which has the same name
@@ -166,9 +164,9 @@ class Checkpoints:
         gone = [round for round in sorted(self.kept) if round not in rounds]
         manifests = {self._manifest(round) for round in rounds}
         needed = {file for round in rounds for file in self._files(self.kept[round])}
-        old = [path for path in self.path.glob("*.json*") if path not in manifests]
+        old = [path for path in self.path.glob("*.json*") if path not in manifests and path.is_file()]
         # Manifests first: a file that is gone must not be in one.
-        rest = [path for path in self._all() if path not in needed]
+        rest = [path for path in self._all() if path not in needed and path.is_file()]
         freed = sum(path.stat().st_size for path in [*old, *rest])
         if not dry:
             for path in old:
@@ -242,28 +240,25 @@ def _safetensors(arrays: Tensors, about: str) -> Pieces:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    if offset + len(text) + 8 > LIMIT or len(text) > NAMES_LIMIT:
+    if offset + len(text) + 8 > untrusted.ARRAYS or len(text) > untrusted.NAMES:
         raise RunError(f"a state of {offset} bytes and {len(text)} of names cannot be saved: it is too large")
     return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
 def decode(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
     """The state, the reply and what is said about them; `Damaged` where the bytes are none."""
-    from safetensors.torch import load
-
-    size = int.from_bytes(data[:8], "little")
-    if size > NAMES_LIMIT:
-        raise Damaged(f"its names take {size} bytes; the most is {NAMES_LIMIT}")
     try:
-        about = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["mutua"])
-        arrays = load(data)
+        arrays, metadata = untrusted.arrays(data)
+        about = untrusted.from_json(metadata["mutua"])
         state = {
             group: {name: arrays.pop(f"{group}/{name}") for name in names}
             for group, names in about.pop("groups").items()
         }
         parts = about.pop("reply")
         reply = None if parts is None else Message(**{n: _part(n, part, arrays) for n, part in parts.items()})
-    except Exception as error:  # whatever a stranger's bytes make these raise
+    except untrusted.Unreadable as error:
+        raise Damaged(str(error)) from None
+    except Exception as error:  # whatever a stranger's names make these raise
         raise Damaged(f"it cannot be read ({type(error).__name__})") from None
     if arrays or about.get("format") != 1:
         raise Damaged("it holds what this mutua does not know")
@@ -282,7 +277,7 @@ def _told(terms: Mapping[str, float]) -> dict[str, str]:
 def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in terms.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise Damaged("its terms are no numbers") from None
 
 
@@ -314,16 +309,14 @@ def _sealed(manifest: Manifest) -> str:
 
 def _manifest(path: Path) -> Manifest:
     try:
-        if path.stat().st_size > NAMES_LIMIT:
-            raise Damaged(f"it has more than {NAMES_LIMIT} bytes")
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = untrusted.from_json(untrusted.text(path))
         if not isinstance(body, dict) or body.pop("sha256", None) != _sum(body):
             raise Damaged("its checksum is wrong")
         manifest = Manifest.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
         raise Damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise Damaged(f"it cannot be read ({files.reason(error)})") from None
     if path.name != f"{max(manifest.round, 0):06d}.json":
         raise Damaged("it is of another round than its name says")

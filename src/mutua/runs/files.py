@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,14 @@ def reason(error: Exception) -> str:
     """What went wrong, in a line."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(said.split()) or type(error).__name__
+
+
+def plain(folder: Path) -> None:
+    """Refuse a run's folder that has more in it than files and folders: a link may lead anywhere."""
+    for at, folders, names in os.walk(folder):
+        for path in (Path(at, name) for name in [*folders, *names]):
+            if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                raise InputError(f"RUN: {path} is a link or a device; a run's folder holds files and folders only")
 
 
 class Lock:

@@ -14,14 +14,14 @@ stranger had sent it.
 
 from __future__ import annotations
 
-import json
+import math
 import platform
 import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -31,6 +31,7 @@ from pydantic import ConfigDict, Field, PositiveInt, ValidationError, model_vali
 from safetensors import SafetensorError
 from torch import nn
 
+from mutua import untrusted
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.explain import explain
@@ -57,10 +58,12 @@ from mutua.rounds import (
     Trained,
 )
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch, validation
-from mutua.runs.files import Lock, Together, reason, sync, to_json, together, write
+from mutua.runs.files import Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.spec import Spec
 
+MOST_INPUTS = 2**26
+"""A model's input is no larger: images are resized to what a card says."""
 BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "lock")
 
 
@@ -79,13 +82,15 @@ class Card(_Kept):
     classes: tuple[str, ...]
     preprocess: Preprocess
     formula: str = "(x * scale - mean) / std, by channel"
-    weights: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
+    weights: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\.safetensors$")
     share: Share = "all"
     client: str | None = None
     accuracy: float | None = None
 
     @model_validator(mode="after")
     def _fits_channels(self) -> Self:
+        if math.prod(self.input) > MOST_INPUTS:
+            raise ValueError(f"input: {self.input}; a sample has at most {MOST_INPUTS} numbers")
         for name in ("mean", "std"):
             numbers = getattr(self.preprocess, name)
             if len(numbers) not in (1, self.input[0]):
@@ -119,6 +124,7 @@ class RunFolder:
     """A run's folder, made before the run begins so that a bad place is known at once."""
 
     def __init__(self, path: Path) -> None:
+        plain(path)
         self.path = path
         self.notes: list[str] = []
         """What was not whole when the run was taken up again."""
@@ -147,6 +153,7 @@ class RunFolder:
         if not (path / "recipe.yaml").is_file():
             what = "has no recipe.yaml: no run has begun there" if path.is_dir() else "is not a folder"
             raise InputError(f"--resume: {path} {what}; give the folder that 'mutua run' named")
+        plain(path)
         lock = Lock(path, "--resume")
         folder = cls(path)
         folder._lock = lock
@@ -188,7 +195,7 @@ class RunFolder:
             try:
                 self._standing = self._load(newest)
                 break
-            except (Damaged, OSError, ValueError, TypeError) as error:
+            except (Damaged, OSError, ValueError) as error:
                 self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is stepped over")
                 self.checkpoints.step_over(newest, str(error))
         for table in self._tables:
@@ -202,9 +209,9 @@ class RunFolder:
             self.notes.append(f"{package} has changed from {change}: the bytes may not be the same")
 
     def _load(self, manifest: Manifest) -> Standing:
-        history, ledger = (table.read(_mark(manifest, table)) for table in self._tables)
+        history, ledger = self._tables
+        rows, entries = history.read(manifest.history, _row), ledger.read(manifest.ledger, _entry)
         server, stores = self.checkpoints.load(manifest)
-        rows, entries = [_row(*cells) for cells in history], [_entry(*cells) for cells in ledger]
         return Standing(manifest.round, server, stores, rows, entries, manifest.seconds)
 
     def begin(self, recipe: Recipe, federation: Federation) -> Standing:
@@ -409,12 +416,10 @@ class SavedModel:
     @property
     def weights(self) -> Tensors:
         """The arrays of the model that the card describes."""
-        from safetensors.torch import load_file
-
         file = self.path / self.card.weights
         try:
-            return load_file(file)
-        except (OSError, SafetensorError) as error:
+            return untrusted.array_file(file)
+        except untrusted.Unreadable as error:
             raise InputError(f"RUN: {file} cannot be read ({reason(error)}); it is damaged or missing") from None
 
     @property
@@ -443,26 +448,35 @@ class SavedModel:
 
     def predictor(self) -> Predictor:
         """The model, ready for raw inputs."""
-        template, weights = self.template, self.weights
+        weights = self.weights
         try:
-            model = self._build(self.card.architecture, len(template.classes))
+            model = self._build(sum(array.nbytes for array in weights.values()))
             model.load_state_dict(weights)
         except MutuaError as error:
             raise InputError(f"RUN: {self.path / 'card.json'}: {error}") from None
         except Exception as error:  # whatever a damaged card or file makes torch raise
             raise InputError(f"RUN: {self.path}: weights and card do not fit ({reason(error)})") from error
-        return Predictor(model.eval(), template)
+        return Predictor(model.eval(), self.template)
 
-    def _build(self, spec: Mapping[str, Any], classes: int) -> nn.Module:
+    def _build(self, most: int) -> nn.Module:
+        spec, classes = self.card.architecture, len(self.card.classes)
         if spec.get("name") != "mixture":
-            samples = self.template
-            return Architecture.of(spec).build(
-                channels=samples.channels, size=samples.size, classes=classes, seed=0
-            )
+            return self._part(spec, classes, most)
         from mutua.methods.mixture import Mixture
 
-        expert, personal = (self._build(spec[part], classes) for part in ("expert", "personal"))
-        return Mixture(expert, personal, self._build(spec["gate"], 1), str(spec["mix"]))
+        expert, personal = (self._part(spec[part], classes, most) for part in ("expert", "personal"))
+        return Mixture(expert, personal, self._part(spec["gate"], 1, most), str(spec["mix"]))
+
+    def _part(self, spec: Mapping[str, Any], classes: int, most: int) -> nn.Module:
+        """One model; of the zoo's none that takes more bytes than `most`, whatever its card says."""
+        samples, architecture = self.template, Architecture.of(spec)
+        build = partial(architecture.build, channels=samples.channels, size=samples.size, classes=classes, seed=0)
+        if architecture.registered:
+            with torch.device("meta"):  # where models have shapes but take no memory
+                takes = sum(array.nbytes for array in build().state_dict().values())
+            if takes > most:
+                raise ValueError(f"'{architecture.label}' takes {takes} bytes, the weights have {most}")
+        return build()
 
 
 @cache
@@ -550,10 +564,10 @@ K = TypeVar("K", bound=_Kept)
 
 def _read(path: Path, kind: type[K]) -> K:
     try:
-        return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return kind.model_validate(untrusted.from_json(untrusted.text(path)))
     except ValidationError as error:
         raise InputError(f"RUN: {path}: {explain(error, kind)}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"RUN: {path} cannot be read ({reason(error)}); it is damaged or missing") from None
 
 

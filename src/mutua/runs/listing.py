@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pydantic import ValidationError
 
+from mutua import untrusted
 from mutua.errors import InputError
+from mutua.explain import explain
 from mutua.runs.files import in_use
 from mutua.runs.folder import RunFolder
 from mutua.sections import Checkpoints as Settings
@@ -26,8 +28,8 @@ class Overview:
     def of(cls, path: Path) -> Overview:
         """Look at a run's folder."""
         try:
-            recipe = yaml.safe_load((path / "recipe.yaml").read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            recipe = untrusted.from_yaml(untrusted.text(path / "recipe.yaml", untrusted.RECIPE))
+        except (OSError, ValueError):
             recipe = None
         if not isinstance(recipe, dict):
             raise InputError(f"RUN: {path} has no readable recipe.yaml; give the folder that 'mutua run' named")
@@ -83,7 +85,10 @@ class Overview:
     def settings(self) -> Settings:
         """How many checkpoints the recipe keeps."""
         found = self.recipe.get("checkpoints")
-        return Settings.model_validate(found if isinstance(found, dict) else {})
+        try:
+            return Settings.model_validate(found if isinstance(found, dict) else {})
+        except ValidationError as error:
+            raise InputError(f"RUN: {self.folder.path}: {explain(error, Settings, 'checkpoints')}") from None
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """The run's checkpoints, oldest first."""

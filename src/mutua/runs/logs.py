@@ -8,20 +8,26 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pydantic import Field
 
+from mutua import untrusted
 from mutua.runs.files import to_json
 from mutua.spec import Spec
 
+LINE = 2**20
+"""No line is longer, in bytes."""
 SCHEMA = 1
 """The version of the events' fields: it rises when one changes its meaning or goes, not when one is added."""
+
+
+R = TypeVar("R")
 
 
 class Mark(Spec):
@@ -65,13 +71,24 @@ class Table:
         """Where the file ends now."""
         return Mark(bytes=self._size, rows=self._rows, sha256=self._sum.hexdigest())
 
-    def read(self, mark: Mark) -> list[list[str]]:
-        """The rows up to the mark; ValueError where the file is not what it was."""
-        with self.path.open("rb") as file:
-            data = file.read(mark.bytes)
-        if hashlib.sha256(data).hexdigest() != mark.sha256:
+    def read(self, mark: Mark, row: Callable[..., R]) -> list[R]:
+        """What `row` makes of the rows up to the mark; ValueError where the file is not what it was."""
+        checksum = hashlib.sha256()
+
+        def lines(file: BinaryIO) -> Iterator[str]:
+            left = mark.bytes
+            while line := file.readline(min(left, LINE)):
+                left -= len(line)
+                checksum.update(line)
+                yield line.decode()
+
+        rows: list[R] = []
+        with self.path.open("rb") as file, suppress(ValueError, TypeError, csv.Error):
+            cells = csv.reader(lines(file))
+            next(cells, None)
+            rows = [row(*found) for found in cells]
+        if checksum.hexdigest() != mark.sha256 or len(rows) != mark.rows:
             raise ValueError(f"{self.path.name} is not what it was")
-        _, *rows = csv.reader(io.StringIO(data.decode(), newline=""))
         return rows
 
     def back(self, mark: Mark) -> None:
@@ -95,19 +112,23 @@ class Events:
             file.write(to_json({"event": event, "time": now, **facts}, indent=None) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines."""
-        return _parsed(self.path.read_bytes().split(b"\n"))
+        """All whole lines, or the last of very many."""
+        return _parsed(self._tail().split(b"\n"))
 
     def mend(self) -> bool:
         """Cut off a torn last line; whether there was one."""
         if not self.path.exists():
             return False
-        data = self.path.read_bytes()
-        *lines, rest = data.split(b"\n")
+        *lines, rest = self._tail().split(b"\n")
         if lines and not rest and not _parsed(lines[-1:]):  # whole in length, but its bytes never came to the disk
             rest = lines[-1] + b"\n"
-        os.truncate(self.path, len(data) - len(rest))
+        os.truncate(self.path, self.path.stat().st_size - len(rest))
         return bool(rest)
+
+    def _tail(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - untrusted.TEXT))
+            return file.read()
 
 
 def torn(path: Path) -> bool:
@@ -122,8 +143,8 @@ def _parsed(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
+            event = untrusted.from_json(line)
+        except untrusted.Unreadable:
             continue
         if isinstance(event, dict):
             found.append(event)

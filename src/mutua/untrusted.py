@@ -1,0 +1,260 @@
+"""Reading what anybody may have written: it runs no code, takes no more than the limits here, raises one error.
+
+Text is JSON or YAML, arrays are safetensors or a torch `state_dict`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickletools
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import torch
+import yaml
+from torch import Tensor
+
+ARRAYS = 16 * 2**30
+"""The longest array file or message, in bytes. Reading one takes about twice its length of memory."""
+NAMES = 4 * 2**20
+"""The longest list of names in one, which is read first. Names take up to 64 times their length."""
+TEXT = 16 * 2**20
+"""The longest JSON file, in bytes. Reading one takes up to 32 times its length."""
+RECIPE = 2**20
+"""The longest YAML text, in characters."""
+NODES = 100_000
+"""The most keys and values in YAML text, where an alias counts for all that it stands for."""
+DEPTH = 64
+"""The deepest nesting of JSON and YAML."""
+DIGITS = 100
+"""The longest number in YAML, in characters."""
+
+
+class Unreadable(ValueError):
+    """What cannot be read; it says what is wrong."""
+
+
+def text(path: Path, limit: int = TEXT) -> str:
+    """A UTF-8 file that is not longer than the limit; `Unreadable` where it is none."""
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise Unreadable(f"it has more than {limit} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise Unreadable("it is not a text file") from None
+
+
+# JSON
+
+
+def from_json(data: str | bytes) -> Any:
+    """JSON by the letter: no key twice, no number that is not finite, no half of a character."""
+    try:
+        found = json.loads(data, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+        _check(found)
+    except RecursionError:
+        raise Unreadable(f"it is nested more than {DEPTH} deep") from None
+    except ValueError as error:
+        raise error if isinstance(error, Unreadable) else Unreadable(f"it is not JSON: {error}") from None
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Unreadable(f"it has {Counter(key for key, _ in pairs).most_common(1)[0][0]!r} twice")
+    return found
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(float(digits)):
+        raise Unreadable(f"it holds {digits[:DIGITS]}, which is no number")
+    return float(digits)
+
+
+def _check(tree: Any, room: int = DEPTH) -> None:
+    """Refuse what is nested too deep, and text that cannot be written again."""
+    if isinstance(tree, str):
+        tree.encode()
+    elif isinstance(tree, dict | list):
+        if not room:
+            raise RecursionError
+        for inner in [*tree, *tree.values()] if isinstance(tree, dict) else tree:
+            _check(inner, room - 1)
+
+
+# YAML
+
+
+def from_yaml(data: str) -> Any:
+    """YAML of text, numbers, true, false, null, lists and mappings; no tags, no key twice, few aliases."""
+    if len(data) > RECIPE:
+        raise Unreadable(f"it has more than {RECIPE} characters")
+    try:
+        return yaml.load(data, _Loader)
+    except yaml.MarkedYAMLError as error:
+        at = error.problem_mark
+        raise Unreadable(
+            f"line {at.line + 1}, column {at.column + 1}: {error.problem}" if at else str(error)
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise Unreadable(" ".join(str(error).split())) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which by itself would follow aliases, tags and nesting however far they go."""
+
+    def __init__(self, data: str) -> None:
+        super().__init__(data)
+        self._nodes, self._depth = 0, 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event, before = self.peek_event(), self._nodes  # type: ignore[no-untyped-call]
+        if getattr(event, "tag", None):
+            self._refuse(event, f"a tag, '{event.tag}'; leave it out")
+        self._depth += 1
+        if self._depth > DEPTH:
+            self._refuse(event, f"nested more than {DEPTH} deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        assert node is not None
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self._sizes:
+                self._refuse(event, f"'*{event.anchor}' within what it names")
+            self._nodes += self._sizes[node]
+        else:
+            self._nodes += 1
+            self._sizes[node] = self._nodes - before
+        if self._nodes > NODES:
+            self._refuse(event, f"more than {NODES} values, each alias counted for what it stands for")
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        if node.tag in _NUMBERS and len(node.value) > DIGITS:
+            self._refuse(node, f"a number of more than {DIGITS} characters")
+        node.value.encode()  # which fails on half a character
+        if "\0" in node.value:
+            self._refuse(node, "a character 0")
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if key.tag not in _KEYS:
+                self._refuse(key, "a key that is not text; put it in quotes")
+            if key.value in seen:
+                self._refuse(key, f"'{key.value}' is given twice")
+            seen.add(key.value)
+        return node
+
+    def _refuse(self, at: Any, problem: str) -> NoReturn:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+
+
+_NUMBERS = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float")}
+_KEYS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "merge")}
+_READ = {"bool", "float", "int", "merge", "null"}
+# Dates stay text: recipes have none.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag.rpartition(":")[2] in _READ]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+# Arrays
+
+
+def arrays(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """The arrays and the metadata of a safetensors file's bytes."""
+    from safetensors.torch import load
+
+    if len(data) > ARRAYS:
+        raise Unreadable(f"it has more than {ARRAYS} bytes")
+    size = _names(data[:8])
+    header = from_json(data[8 : 8 + size])
+    if not isinstance(header, dict):
+        raise Unreadable("it does not begin with the names of its arrays")
+    try:
+        found = load(data)
+    except Exception as error:  # the library has many, and an unreadable file is all they mean
+        raise Unreadable(str(error).partition("\n")[0]) from None
+    return _sound(found), header.get("__metadata__") or {}
+
+
+def array_file(path: Path) -> dict[str, Tensor]:
+    """The named arrays of a safetensors file or, for any other ending, of a torch state_dict file."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > ARRAYS:
+                raise Unreadable(f"it has more than {ARRAYS} bytes")
+            if path.suffix != ".safetensors":
+                return _sound(_state_dict(file))
+            from_json(file.read(_names(file.read(8))))
+        from safetensors.torch import load_file
+
+        return _sound(load_file(path))
+    except Exception as error:  # every reader has its own errors, and an unreadable file is all they mean
+        raise Unreadable(str(error).partition("\n")[0] or type(error).__name__) from None
+
+
+def _names(first: bytes) -> int:
+    size = int.from_bytes(first, "little")
+    if size > NAMES:
+        raise Unreadable(f"its names take {size} bytes; the most is {NAMES}")
+    return size
+
+
+def _sound(found: Any) -> dict[str, Tensor]:
+    """Refuse what is not named arrays of numbers in memory."""
+    if not isinstance(found, dict) or not all(isinstance(array, Tensor) for array in found.values()):
+        raise Unreadable("it is not a state_dict; save model.state_dict() in it")
+    for name, array in found.items():
+        if not isinstance(name, str) or array.is_meta or array.nbytes > array.untyped_storage().nbytes():
+            raise Unreadable(f"it has not all numbers of '{name}'")
+        if array.dim() > DEPTH:
+            raise Unreadable(f"'{name}' has more than {DEPTH} dimensions")
+        if array.dtype == torch.bool and bool((array.view(torch.uint8) > 1).any()):
+            raise Unreadable(f"'{name}' holds what is neither true nor false")
+    return found
+
+
+# All that torch.save writes for a state_dict. What else torch.load knows can be made to take any amount of memory.
+_PLAIN = re.compile(
+    r"collections OrderedDict|torch(\.storage)? \w+Storage|torch [a-z]+\d\w*"
+    r"|torch\._utils _rebuild_(tensor_v2|tensor_v3|parameter)"
+)
+
+
+def _state_dict(file: IO[bytes]) -> Any:
+    """What torch.save wrote; refused unread where it is packed or made of more than named arrays."""
+    plain = io.BytesIO()
+    with zipfile.ZipFile(file) as held, zipfile.ZipFile(plain, "w") as copy:
+        if sum(entry.file_size for entry in held.infolist()) > os.fstat(file.fileno()).st_size:
+            raise Unreadable("it is packed; save it with torch.save")
+        for entry in held.infolist():
+            if entry.filename.endswith(".pkl"):
+                _check_pickle(held.read(entry))
+            # Copied, so that torch reads the entries that were checked and no others.
+            copy.writestr(entry.filename, held.read(entry))
+    plain.seek(0)
+    return torch.load(plain, map_location="cpu", weights_only=True)
+
+
+def _check_pickle(data: bytes) -> None:
+    if len(data) > NAMES:
+        raise Unreadable(f"its names take {len(data)} bytes; the most is {NAMES}")
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name == "GLOBAL" and not _PLAIN.fullmatch(str(argument)):
+            raise Unreadable(f"it holds {argument}, which is no array; save model.state_dict() in it")
