@@ -15,6 +15,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import IO, Any, NoReturn
 
 import torch
@@ -59,13 +60,19 @@ def text(path: Path, limit: int = TEXT) -> str:
 def from_json(data: str | bytes) -> Any:
     """JSON by the letter: no key twice, no number that is not finite, no half of a character."""
     try:
-        found = json.loads(data, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
-        _check(found)
+        text = data if isinstance(data, str) else data.decode()
+        found = json.loads(text, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+        _check_depth(found, DEPTH)
+        if _HALF.search(text):
+            json.dumps(found, ensure_ascii=False).encode()  # which fails where no other half follows
     except RecursionError:
         raise Unreadable(f"it is nested more than {DEPTH} deep") from None
     except ValueError as error:
         raise error if isinstance(error, Unreadable) else Unreadable(f"it is not JSON: {error}") from None
     return found
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -81,15 +88,13 @@ def _finite(digits: str) -> float:
     return float(digits)
 
 
-def _check(tree: Any, room: int = DEPTH) -> None:
-    """Refuse what is nested too deep, and text that cannot be written again."""
-    if isinstance(tree, str):
-        tree.encode()
-    elif isinstance(tree, dict | list):
+def _check_depth(tree: Any, room: int) -> None:
+    if isinstance(tree, dict | list):
         if not room:
             raise RecursionError
-        for inner in [*tree, *tree.values()] if isinstance(tree, dict) else tree:
-            _check(inner, room - 1)
+        for inner in tree.values() if isinstance(tree, dict) else tree:
+            if inner:
+                _check_depth(inner, room - 1)
 
 
 # YAML
@@ -205,6 +210,8 @@ def array_file(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return _sound(load_file(path))
+    except UnpicklingError:  # which would advise to read it all the same
+        raise Unreadable("it is not a state_dict; save model.state_dict() in it") from None
     except Exception as error:  # every reader has its own errors, and an unreadable file is all they mean
         raise Unreadable(str(error).partition("\n")[0] or type(error).__name__) from None
 

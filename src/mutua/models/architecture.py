@@ -171,7 +171,11 @@ def _load(module: nn.Module, path: Path) -> None:
     for name in weights:
         if name not in expected:
             raise InputError(f"models.init: {path} has an entry '{name}', which the model lacks")
-    module.load_state_dict(weights)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError:
+        kinds = ", ".join(sorted({str(array.dtype) for array in weights.values()}))
+        raise InputError(f"models.init: {path} holds {kinds}, which the model cannot take") from None
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -105,7 +105,11 @@ def plain(folder: Path) -> None:
     """Refuse a run's folder that has more in it than files and folders: a link may lead anywhere."""
     for at, folders, names in os.walk(folder):
         for path in (Path(at, name) for name in [*folders, *names]):
-            if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # a run that is at work has renamed or removed it
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise InputError(f"RUN: {path} is a link or a device; a run's folder holds files and folders only")
 
 

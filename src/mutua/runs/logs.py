@@ -73,6 +73,8 @@ class Table:
 
     def read(self, mark: Mark, row: Callable[..., R]) -> list[R]:
         """What `row` makes of the rows up to the mark; ValueError where the file is not what it was."""
+        if self.path.stat().st_size < mark.bytes:
+            raise ValueError(f"{self.path.name} is shorter than it was")
         checksum = hashlib.sha256()
 
         def lines(file: BinaryIO) -> Iterator[str]:
