@@ -17,6 +17,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -137,11 +138,11 @@ def spoil_tree(rng: random.Random, tree: Any) -> Any:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         places = spots(tree)
         if not places:
-            return rng.choice(NASTY)
+            return deepcopy(rng.choice(NASTY))
         (at, key), (other, elsewhere) = rng.choice(places), rng.choice(places)
         match rng.randrange(9):
             case 0 | 1 | 2:
-                at[key] = rng.choice(NASTY)
+                at[key] = deepcopy(rng.choice(NASTY))
             case 3:
                 del at[key]
             case 4 if isinstance(at, list):

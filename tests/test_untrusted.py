@@ -264,7 +264,7 @@ def test_a_type_that_a_model_cannot_take(tmp_path: Path) -> None:
     """Two numbers in a byte: the library reads them, but torch cannot make others of them."""
     model = torch.nn.ParameterDict({"w": torch.ones(1)})
     (tmp_path / "w.safetensors").write_bytes(held({"w": entry("F4", [2], 1)}, b"0"))
-    with pytest.raises(InputError, match=r"models.init: .*w.safetensors holds torch.float4\w+, which the model"):
+    with pytest.raises(InputError, match=r"models.init: .*w.safetensors holds"):
         architecture._load(model, tmp_path / "w.safetensors")
 
 
