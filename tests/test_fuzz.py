@@ -385,7 +385,9 @@ def folder(rng: random.Random, place: Path) -> None:
     shutil.copytree(place.parent / "good", run)
     path = rng.choice(sorted(path for path in run.rglob("*") if path.is_file()))
     data = path.read_bytes()
-    if path.suffix == ".safetensors":
+    if rng.random() < 0.1 and path.name != "run.json":
+        path.unlink()
+    elif path.suffix == ".safetensors":
         path.write_bytes(spoil_safetensors(rng, data, array_files()))
     elif path.suffix == ".json":
         path.write_bytes(spoil_text(rng, json.loads(data), json.dumps, array_files()))

@@ -93,6 +93,14 @@ def test_a_strangers_words_come_in_one_line_that_can_be_printed() -> None:
 # What is said of arrays in checkpoints
 
 
+@pytest.mark.parametrize("group", ["", "a/b", "../x", "/"])
+def test_groups_that_no_checkpoint_has(group: str) -> None:
+    """They were read, but could not be saved again."""
+    about = json.dumps({"format": 1, "groups": {group: []}, "reply": None})
+    with pytest.raises(Damaged, match="what this mutua does not know"):
+        checkpoints.decode(held({"__metadata__": {"mutua": about}}))
+
+
 def test_terms_that_no_number_can_hold(tmp_path: Path) -> None:
     """Raised OverflowError."""
     with pytest.raises(Damaged, match="its terms are no numbers"):
@@ -370,6 +378,16 @@ def test_a_folder_among_checkpoints_stays(run: Path) -> None:
 
 def held_reason(run: Path) -> str:
     return Checkpoints(run / "checkpoints").damaged[run / "checkpoints" / "7.json"]
+
+
+def test_a_run_without_events_is_shown(run: Path, command: Any) -> None:
+    """Raised FileNotFoundError; and what a stranger wrote came to the terminal as it was."""
+    (run / "events.jsonl").unlink()
+    assert command("runs", "show", run).code == 0
+    (run / "recipe.yaml").write_text('method: "a\\e[2J"\nseed: "\\e[2J"')
+    (run / "events.jsonl").write_text('{"event": "\\u001b[2J"}\n')
+    done = command("runs", "show", run)
+    assert done.code == 0 and "\x1b[2J" not in done.out and done.out.count(r"\x1b[2J") == 2
 
 
 def test_the_last_of_many_events_are_read_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mutua.errors import line
 from mutua.history import SELECTIONS, History, Selection
 from mutua.methods import base
 from mutua.profile import Profile
@@ -65,7 +66,7 @@ def told(event: Mapping[str, Any]) -> str:
     """An event of a run's folder in a line: when, what, and its facts."""
     facts = {key: value for key, value in event.items() if key not in ("event", "time", "versions", "schema")}
     said = ", ".join(f"{key} {value}" for key, value in facts.items())
-    return f"{event.get('time')} {event.get('event')}{': ' if said else ''}{said}"
+    return line(f"{event.get('time')} {event.get('event')}{': ' if said else ''}{said}")
 
 
 @contextmanager

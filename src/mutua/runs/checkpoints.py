@@ -214,7 +214,7 @@ def encode(state: State, reply: Message | None = None, **about: Any) -> Pieces:
     """
     arrays: Tensors = {}
     for group, named in state.items():
-        if "/" in group or not group:
+        if not _sayable(group):
             raise RunError(f"'{group}' cannot be saved: a group's name has no '/' and is not empty")
         arrays |= {f"{group}/{name}": array for name, array in named.items()}
     parts = None
@@ -260,9 +260,13 @@ def decode(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
         raise Damaged(str(error)) from None
     except Exception as error:  # whatever a stranger's names make these raise
         raise Damaged(f"it cannot be read ({type(error).__name__})") from None
-    if arrays or about.get("format") != 1:
+    if arrays or about.get("format") != 1 or not all(map(_sayable, state)):
         raise Damaged("it holds what this mutua does not know")
     return state, reply, about
+
+
+def _sayable(group: str) -> bool:
+    return bool(group) and "/" not in group
 
 
 def _part(name: str, told: Mapping[str, Any], arrays: Tensors) -> Part:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mutua import untrusted
-from mutua.errors import InputError
+from mutua.errors import InputError, line
 from mutua.explain import explain
 from mutua.runs.files import in_use
 from mutua.runs.folder import RunFolder
@@ -46,12 +46,18 @@ class Overview:
     def method(self) -> str:
         """The method's name."""
         found = self.recipe.get("method")
-        return str(found.get("name") if isinstance(found, dict) else found)
+        return line(str(found.get("name") if isinstance(found, dict) else found))
 
     @property
     def rounds(self) -> int | None:
         """How many the recipe plans."""
         found = self.recipe.get("rounds")
+        return found if isinstance(found, int) else None
+
+    @property
+    def seed(self) -> int | None:
+        """The recipe's."""
+        found = self.recipe.get("seed")
         return found if isinstance(found, int) else None
 
     @property
@@ -106,7 +112,7 @@ class Overview:
             "run": str(self.folder.path),
             "state": self.state,
             "method": self.method,
-            "seed": self.recipe.get("seed"),
+            "seed": self.seed,
             "round": self.round,
             "rounds": self.rounds,
             "accuracy": self.accuracy,

@@ -119,15 +119,16 @@ class Events:
 
     def mend(self) -> bool:
         """Cut off a torn last line; whether there was one."""
-        if not self.path.exists():
-            return False
         *lines, rest = self._tail().split(b"\n")
         if lines and not rest and not _parsed(lines[-1:]):  # whole in length, but its bytes never came to the disk
             rest = lines[-1] + b"\n"
-        os.truncate(self.path, self.path.stat().st_size - len(rest))
+        if rest:
+            os.truncate(self.path, self.path.stat().st_size - len(rest))
         return bool(rest)
 
     def _tail(self) -> bytes:
+        if not self.path.exists():
+            return b""
         with self.path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - untrusted.TEXT))
             return file.read()
