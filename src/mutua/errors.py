@@ -26,11 +26,11 @@ class Fault(RunError):
     """A client's work that came to nothing: where, and the reason. What it keeps is as it was."""
 
     def __init__(self, where: str, reason: str) -> None:
-        super().__init__(where, reason)
-        self.reason = reason
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason = where, reason
 
-    def __str__(self) -> str:
-        return ": ".join(self.args)
+    def __reduce__(self) -> tuple[type[Fault], tuple[str, str]]:
+        return Fault, (self.where, self.reason)
 
 
 class Refused(MutuaError):

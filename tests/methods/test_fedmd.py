@@ -289,7 +289,18 @@ def test_scores_are_logits_in_evaluation_mode_of_the_subset_that_everybody_draws
         torch.zeros(7, 3, dtype=torch.int64),
         None,
     ],
-    ids=["nan", "infinite", "two classes", "no rows", "six", "one", "none", "float16", "whole numbers", "two arrays"],
+    ids=[
+        "nan",
+        "infinite",
+        "two classes",
+        "no rows",
+        "six",
+        "one",
+        "none",
+        "float16",
+        "whole numbers",
+        "two arrays",
+    ],
 )
 def test_scores_that_cannot_be_are_refused_and_the_round_goes_on(
     scores: Tensor | None, members: Any, simulate: Simulate
