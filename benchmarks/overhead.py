@@ -1,8 +1,8 @@
 """What the engine costs beside the bare steps, and how cost grows with the number of clients.
 
 Bare steps are the same batches through the same models, losses and optimizers in a plain loop over ready tensors:
-no store, no messages, no merge, no ledger. Evaluation and checkpoints are left out of both. Everything runs on one
-core in one process, and rounds of both alternate, so that the two can be compared.
+no store, message, merge or ledger. Evaluation and checkpoints are left out of both. Both run on one core in
+one process; their rounds alternate. The table of growth is of whole rounds, evaluation included, on all cores.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import statistics
 import time
 
 import torch
-from speed import SGD, WORKLOADS, Race, Workload, cuts, federation, fml
+from speed import SGD, WORKLOADS, Workload, cuts, federation, fml
 
 import mutua
 from mutua.federation import Federation, build
 from mutua.learning.trainer import Batch, Numbers, Trainer
-from mutua.rounds import Event, RoundEnded, RoundStarted, Trained
+from mutua.rounds import Event, RoundEnded, RoundStarted
 
 ROUNDS = 7
 
 
 class Bare:
-    """Times mutua's rounds up to the merge, and in their pauses the bare steps of the same rounds."""
+    """Times mutua's rounds, merge included, and in their pauses the bare steps of the same rounds."""
 
     def __init__(self, workload: Workload, among: Federation) -> None:
         self.workload, self.among = workload, among
@@ -43,10 +43,8 @@ class Bare:
     def __call__(self, event: Event) -> None:
         if isinstance(event, RoundStarted):
             self.began = time.perf_counter()
-        elif isinstance(event, Trained):
-            self.last = time.perf_counter()
-        elif isinstance(event, RoundEnded) and event.round > 1:
-            self.engine.append(self.last - self.began)
+        elif isinstance(event, RoundEnded) and 1 < event.round <= ROUNDS:  # the last one is evaluated
+            self.engine.append(time.perf_counter() - self.began)
             began = time.perf_counter()
             self._steps(event.round)
             self.bare.append(time.perf_counter() - began)
@@ -69,7 +67,7 @@ def overhead() -> None:
         workload = next(w for w in WORKLOADS if w.name == name)
         among = federation(workload)
         bare = Bare(workload, among)
-        fml(workload, among, ROUNDS + 1, 1, bare)
+        fml(workload, among, ROUNDS + 1, 1, bare, evaluate_every=1000)
         extra = [a / b - 1 for a, b in zip(bare.engine, bare.bare, strict=True)]
         print(
             f"{name:20}{statistics.median(bare.bare):9.3f}{statistics.median(bare.engine):9.3f}"
@@ -83,8 +81,6 @@ def growth() -> None:
     print("\nclients   round s   ms a client")
     for number in (10, 30, 100, 300, 1000):
         workload = Workload(f"{number} clients", "cnn1", number, 10, 50, 10, 0.0)
-        race = Race(workload, 0)
-        race.federation = federation(workload)
         times: list[float] = []
 
         def clock(event: Event, times: list[float] = times) -> None:
@@ -93,7 +89,7 @@ def growth() -> None:
             elif isinstance(event, RoundEnded) and event.round:
                 times[-1] += time.perf_counter()
 
-        fml(workload, race.federation, 4, None, clock)
+        fml(workload, federation(workload), 4, None, clock)
         took = statistics.median(times[1:])
         print(f"{number:7}{took:10.3f}{1e3 * took / number:14.2f}", flush=True)
 

@@ -116,7 +116,12 @@ class Race:
 
 
 def fml(
-    workload: Workload, among: Federation, rounds: int, workers: int | None = None, *callbacks: Any
+    workload: Workload,
+    among: Federation,
+    rounds: int,
+    workers: int | None = None,
+    *callbacks: Any,
+    evaluate_every: int = 1,
 ) -> mutua.result.Result:
     """FML as the plain loop does it."""
     return mutua.run(
@@ -128,7 +133,8 @@ def fml(
         optimizer=mutua.SGD(**SGD),
         device="cpu",
         callbacks=callbacks,
-        **({} if workers is None else {"workers": workers}),
+        evaluate_every=evaluate_every,
+        workers=workers,
     )
 
 
@@ -212,6 +218,7 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=None, help="mutua's workers; the number of cores")
     options.add_argument("--only", default="", help="workloads whose name contains this")
     given = options.parse_args()
+    given.quick = given.quick or given.record  # quick ratios are what is compared with the record
     rounds = given.rounds or (3 if given.quick else 7)
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     fallen = []
@@ -232,10 +239,12 @@ def main() -> int:
         )
         if apart > 1e-4:
             fallen.append(f"{workload.name}: weights differ by {apart:.1e}")
-        if given.quick and ratio < FLOOR * recorded.get(workload.name, 0):
-            fallen.append(f"{workload.name}: {ratio:.2f} is below {FLOOR:.0%} of {recorded[workload.name]:.2f}")
         if given.record:
             recorded[workload.name] = round(ratio, 2)
+        elif given.quick and workload.name not in recorded:
+            fallen.append(f"{workload.name}: nothing recorded to compare with; run with --record first")
+        elif given.quick and ratio < FLOOR * recorded[workload.name]:
+            fallen.append(f"{workload.name}: {ratio:.2f} is below {FLOOR:.0%} of {recorded[workload.name]:.2f}")
     if given.record:
         RECORDED.write_text(json.dumps(recorded, indent=2) + "\n")
     for line in fallen:

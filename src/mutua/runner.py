@@ -63,8 +63,8 @@ def run(
         site = FaultyEngine(site, faults)
     standing = standing or Standing()
     began = time.perf_counter() - standing.seconds
-    site.open(job, federation, standing.stores)
     try:
+        site.open(job, federation, standing.stores)
         rounds = Rounds(job, federation, site, callbacks, standing)
         rounds.run()
         stores = site.stores
@@ -102,6 +102,9 @@ def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
     unjudged = [client.id for client in federation.clients if not len(client.val)]
     if plan.selection == "best" and len(unjudged) == len(federation.clients):
         raise InputError("selection: best, but no client has val samples to select by; use 'last' or 'last5'")
+    if plan.selection == "best" and unjudged:
+        note = f"selection: best leaves out {', '.join(unjudged)}, without val samples to select by"
+        federation = replace(federation, notes=(*federation.notes, note))
     if not method.stops_early or not unjudged:
         return federation
     who = "any client" if len(unjudged) == len(federation.clients) else ", ".join(unjudged)

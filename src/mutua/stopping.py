@@ -20,6 +20,7 @@ class _Ears:
 
     open: bool = True
     asked: str = ""
+    told: bool = False
 
 
 _ears = _Ears()
@@ -41,7 +42,7 @@ def orderly() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _ears.open, _ears.asked = True, ""
+        _ears.open, _ears.asked, _ears.told = True, "", False
 
 
 def _hear(number: int, frame: FrameType | None) -> None:
@@ -49,8 +50,15 @@ def _hear(number: int, frame: FrameType | None) -> None:
     if _ears.open or _ears.asked:
         raise KeyboardInterrupt(name)
     _ears.asked = name
-    # Not print: the signal may have come in the middle of one.
-    os.write(2, f"{name}: finishing what has begun, then saving; once more does not wait\n".encode())
+    announce(name)
+
+
+def announce(name: str) -> None:
+    """Say, once, that a signal was heard and what happens now."""
+    if not _ears.told:
+        _ears.told = True
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, f"{name}: finishing what has begun, then saving; once more does not wait\n".encode())
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def test_another_process_reads_and_writes_without_copies_through_a_pipe() -> Non
 
 def test_a_full_region_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGEST", 1 << 16)
+    monkeypatch.setattr(module, "SMALLEST", 1 << 16)
     arena = Arena(1)
     kept = arena.unpack(arena.pack(torch.zeros(10_000)))
     with pytest.raises(RunError, match="use fewer workers"):

@@ -366,6 +366,48 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def test_a_signal_to_the_whole_group_ends_no_worker(tmp_path: Path) -> None:
+    """As `timeout` and batch systems send it: what has begun is finished, then the forking process stops."""
+    code = (
+        "import os, signal, time\n"
+        "from mutua.engines.workers import Task, Workers\n"
+        "from mutua.stopping import orderly, whole\n"
+        "def slow(task):\n"
+        "    if task.client == '0': os.killpg(0, signal.SIGTERM)\n"
+        "    time.sleep(0.3)\n"
+        "done = []\n"
+        "workers = Workers(slow, 2, 3)\n"
+        "try:\n"
+        "    with orderly(), whole():\n"
+        "        workers.do([Task('x', i, ()) for i in '01'], lambda task, *_: done.append(task.client))\n"
+        "except KeyboardInterrupt as asked:\n"
+        "    print(asked, sorted(done))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True)
+    assert (done.stdout, done.returncode) == ("SIGTERM ['0', '1']\n", 0)
+    assert done.stderr == "SIGTERM: finishing what has begun, then saving; once more does not wait\n"
+
+
+def test_workers_that_nobody_closed_do_not_keep_the_program_alive() -> None:
+    code = (
+        "import os, signal\n"
+        "from mutua.engines.workers import Workers\n"
+        "workers = Workers(print, 2, 3)\n"
+        "for p in workers.processes: os.kill(p.pid, signal.SIGSTOP)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_the_cause_of_an_error_comes_along(federate: Federate) -> None:
+    class Odd(FML):
+        def objective(self, models: Any, batch: Any, hp: Any) -> Any:
+            raise ValueError("in my own method")
+
+    with pytest.raises(RunError, match="in my own method") as raised:
+        mutua.run(Odd(), federate(), workers=2, rounds=1, device="cpu")
+    assert "in my own method" in str(raised.value)
+
+
 def test_the_number_of_workers_is_checked(federate: Federate) -> None:
     with pytest.raises(InputError, match="workers: 0; give 1 or more"):
         mutua.run(FML(), federate(), workers=0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mutua
+from mutua.errors import InputError
 from mutua.learning.layout import channels_last, lay_channels_last
 from mutua.learning.optimizers import SGD, Adam, restore, state_of
 from mutua.participant import Modules
@@ -132,3 +133,49 @@ def test_a_gradient_that_lies_otherwise_is_stepped_rightly(spec: Any) -> None:
             restore(fused, kept)
     torch.testing.assert_close(mine.weight, other.weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(mine.bias, other.bias, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_that_is_a_view_is_refused() -> None:
+    """The kernels would walk on into the memory beside it."""
+    beside = nn.Parameter(torch.zeros(2, 4)[:, :2])
+    with pytest.raises(InputError, match="a parameter is a view into other memory"):
+        SGD(lr=1.0).build([beside], 1.0)
+
+
+class Both(nn.Module):
+    """A model of a part that can take channels last and one that cannot."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+
+def test_a_model_is_fed_as_its_least_able_part_wants() -> None:
+    able, unable = Flattening(), Viewing()
+    for model in (able, unable):
+        lay_channels_last(model, torch.randn(2, 3, 8, 8))
+    assert channels_last(able) and channels_last(Both(able, Flattening()))
+    assert not channels_last(Both(able, unable))
+
+
+class Deep(Flattening):
+    """Has weights of five dimensions, which no layout of images fits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Parameter(torch.ones(2, 2, 2, 2, 2))
+
+
+class Strict(Flattening):
+    """Insists on the usual order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Deep, Strict])
+def test_whatever_a_model_says_against_it_leaves_it_as_it_was(kind: type[Flattening]) -> None:
+    model = kind()
+    lay_channels_last(model, torch.randn(2, 3, 8, 8))
+    assert not channels_last(model) and model.conv.weight.is_contiguous()

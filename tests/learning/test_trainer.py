@@ -360,3 +360,11 @@ def test_dropout_differs_by_round_client_and_seed(
             replies += [reply.message.encode() for reply in run.engine.train(round, briefs).values()]
         run.engine.close()
     assert len(replies) == len(set(replies)) == 2 * 2 * 2
+
+
+def test_an_objective_without_a_gradient_is_said() -> None:
+    model = nn.Linear(2, 2)
+    trainer = Trainer({"m": model}, {"m": SGD().build(model.parameters(), 0.1)}, Numbers())
+    batch = Batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.long), Task(("a", "b")), torch.zeros(1))
+    with pytest.raises(RuntimeError, match=r"no term of the objective \(loss\) has a gradient"):
+        trainer.step(lambda models, batch, hp: {"loss": models["m"](batch.x).sum().detach()}, batch)

@@ -11,6 +11,7 @@ import ctypes
 import io
 import mmap
 import pickle
+import resource
 import sys
 import weakref
 from collections import defaultdict
@@ -53,7 +54,7 @@ class Arena:
     """
 
     def __init__(self, processes: int) -> None:
-        self.regions = [_reserve() for _ in range(processes)]
+        self.regions = _reserve(processes)
         self.bases = [ctypes.addressof(ctypes.c_ubyte.from_buffer(region)) for region in self.regions]
         self.process = 0
         self.released: dict[int, list[Block]] = defaultdict(list)
@@ -180,13 +181,15 @@ def _array(memory: Any, start: int, dtype: torch.dtype, shape: tuple[int, ...]) 
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
 
 
-def _reserve() -> mmap.mmap:
-    """As much address space as there is to have; memory is taken only as it is written."""
-    length = LARGEST
-    while True:
+def _reserve(processes: int) -> list[mmap.mmap]:
+    """As much address space for each as there is to have; memory is taken only as it is written."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    # Where address space is limited, most of it is left for everything else.
+    length = LARGEST if limit == resource.RLIM_INFINITY else min(LARGEST, limit // (4 * processes))
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE
+    while length >= SMALLEST:
         try:
-            return mmap.mmap(-1, length, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE)
+            return [mmap.mmap(-1, length, flags=flags) for _ in range(processes)]
         except (OSError, ValueError, OverflowError):
-            if length <= SMALLEST:
-                raise RunError("memory: none to share with workers; use --workers 1") from None
             length //= 2
+    raise RunError("memory: none to share with workers; use --workers 1")

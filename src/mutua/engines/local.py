@@ -29,10 +29,13 @@ class LocalEngine:
     """Clients work on one thread each, so a run's bytes do not depend on the number of workers or cores."""
 
     workers: int = field(default=1, kw_only=True)
+    _crew: Workers | None = field(default=None, init=False)
 
     def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
         """Take the job; stores live in memory."""
         self.job, self.federation = job, federation
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         self.modules = Modules(device(job.plan.device))
         # A GPU is one for all.
         able, deadline = self.modules.device.type == "cpu" and can_fork(), job.plan.deadline
@@ -44,8 +47,6 @@ class LocalEngine:
         self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
         self._seconds: dict[tuple[str, str], float] = {}
         self._common_is_union = is_union(federation.test, [client.test for client in federation.clients])
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         # Without a deadline, a lone worker or client had better stay here.
         several = self.workers > 1 and len(self.stores) > 1
         wanted = able and (several or deadline is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import math
 import multiprocessing
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ import torch
 from mutua.engines.arena import Arena, Block, Parcel, Place
 from mutua.errors import Fault, MutuaError, RunError
 from mutua.profile import Span
-from mutua.stopping import breakable
+from mutua.stopping import announce, breakable
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,14 @@ Answer = tuple[Parcel | Exception, Span]
 
 def cores() -> int:
     """How many workers a run has unless told otherwise: one a core that this process may use."""
-    return len(os.sched_getaffinity(0)) if can_fork() else 1
+    if not can_fork():
+        return 1
+    try:  # a container's share, such as "150000 100000": one and a half
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        share = math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        share = len(os.sched_getaffinity(0))
+    return max(1, min(share, len(os.sched_getaffinity(0))))
 
 
 def can_fork() -> bool:
@@ -87,10 +96,16 @@ class Workers:
         self.arena = Arena(processes + 1)
         self.lines: list[Connection] = []
         self.processes: list[ForkProcess] = []
-        for process in range(1, processes + 1):
-            self._hire(process)
-        for line in self.lines:
-            line.recv_bytes()  # it is ready: from now on it may be paused
+        # Before the exit handler of multiprocessing, which would ask paused workers to end and wait for ever.
+        atexit.register(self.close)
+        try:
+            for process in range(1, processes + 1):
+                self._hire(process)
+            for worker in range(processes):
+                self._greet(worker)
+        except BaseException:
+            self.close()
+            raise
 
     def do(self, tasks: Sequence[Task], done: Done) -> None:
         """Do the tasks, which begin in this order, and say `done` of each as it ends."""
@@ -117,6 +132,7 @@ class Workers:
                 if stopped:
                     raise
                 stopped, ready = asked, []
+                announce(str(asked) or "Ctrl-C")
             for line, turn in [(line, turn) for line, turn in busy.items() if line in ready or turn.left <= 0]:
                 task, worker = turn.task, turn.worker
                 self._pause(turn, False)  # it was done just as its turn was over
@@ -140,10 +156,12 @@ class Workers:
 
     def close(self) -> None:
         """End the workers; what they wrote can still be read."""
+        atexit.unregister(self.close)
         for line in self.lines:
             line.close()
         for worker in self.processes:
             worker.kill()  # one that is paused would not hear a request to end
+        for worker in self.processes:
             worker.join()
 
     def _take_turns(self, turns: Sequence[_Turn]) -> float | None:
@@ -156,7 +174,8 @@ class Workers:
         for place, turn in enumerate(order):
             self._pause(turn, place >= self.number)
         # Switching costs a worker its caches: a few times in a task is often enough.
-        switch = max(0.01, max(turn.task.cost for turn in turns) / 4) if len(turns) > self.number else math.inf
+        longest = max(max(turn.task.cost, turn.ran) for turn in turns)
+        switch = max(0.01, longest / 4) if len(turns) > self.number else math.inf
         soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))
         return None if soonest == math.inf else soonest
 
@@ -212,8 +231,17 @@ class Workers:
         process = self.processes.pop(worker)
         process.join()
         self._hire(worker + 1)
-        self.lines[worker].recv_bytes()
+        self._greet(worker)
         return process.exitcode or 0
+
+    def _greet(self, worker: int) -> None:
+        """Wait until it is ready: from then on it may be paused."""
+        try:
+            said = self.lines[worker].recv_bytes().decode()
+        except (EOFError, OSError):
+            said = "it ended at once"
+        if said:
+            raise RunError(f"workers: {said}; use --workers 1")
 
 
 def _fault(worker: int, task: Task, reason: str) -> Answer:
@@ -224,15 +252,15 @@ def _fault(worker: int, task: Task, reason: str) -> Answer:
 
 def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Connection], parent: int) -> None:
     """A worker's life: until the line is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the forking process's affair
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for asked in (signal.SIGINT, signal.SIGTERM):  # to stop in good order is the forking process's affair
+        signal.signal(asked, signal.SIG_IGN)
     for other in others:  # else a worker would keep its siblings' lines open after that process's death
         other.close()
     _die_with(parent)
     arena.become(process)
     torch.set_num_threads(1)
     keep_memory()
-    line.send_bytes(b"ready")
+    line.send_bytes(_unfit().encode())
     while True:
         try:
             freed, parcel = pickle.loads(line.recv_bytes())
@@ -247,12 +275,23 @@ def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Co
         except Exception as error:
             found = _portable(error)
         span = Span(process, task.what, task.client, began, time.perf_counter(), time.process_time() - cpu)
+        for stream in (sys.stdout, sys.stderr):  # what a model printed would be lost with this process
+            stream.flush()
         line.send_bytes(pickle.dumps((found, span)))
+
+
+def _unfit() -> str:
+    """Why this process cannot train, if it cannot: torch refuses after a fork that came too late beside a GPU."""
+    try:
+        torch.zeros((), requires_grad=True).backward()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _portable(error: Exception) -> Exception:
     """The error itself where it can be sent to another process, else one that says the same."""
-    if not isinstance(error, MutuaError):  # a mistake in the program: its trace would stay behind here
+    if error.__cause__ or not isinstance(error, MutuaError):  # its trace would stay behind here
         error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))

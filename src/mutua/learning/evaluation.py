@@ -26,7 +26,7 @@ def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cp
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        parts = [model(samples.preprocess(x).to(device)) for x in samples.x.split(BATCH)]
+        parts = [model(samples.preprocess(x.to(device))) for x in samples.x.split(BATCH)]
     model.train(was_training)
     # Cloned: a tensor of inference mode could not be learned from.
     return torch.cat(parts).cpu().clone()

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
+
+_unable: WeakSet[nn.Module] = WeakSet()
+"""Models that want their inputs in the usual order."""
 
 
 def lay_channels_last(model: nn.Module, x: Tensor) -> None:
     """Let convolutions have their channels last in memory, which is faster, where the model can take that."""
     if x.dim() != 4 or x.device.type == "mps":
         return
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     was_training = model.training
     try:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.eval()(x.contiguous(memory_format=torch.channels_last))
-    except RuntimeError:  # such as a `view` that wants the usual order
+    except Exception:  # such as a `view` or an assertion that wants the usual order, or weights of five dimensions
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        _unable.add(model)
     model.train(was_training)
 
 
 def channels_last(model: nn.Module) -> bool:
-    """Whether the model's convolutions have their channels last."""
+    """Whether the model's convolutions have their channels last and all of its parts can take such inputs."""
+    if any(part in _unable for part in model.modules()):
+        return False
     return any(weight.dim() == 4 and not weight.is_contiguous() for weight in model.parameters())

@@ -10,6 +10,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
+from mutua.errors import InputError
 from mutua.learning.schedules import Schedule, value, within
 from mutua.message import Tensors
 from mutua.spec import Spec
@@ -72,6 +73,8 @@ class Stepper(ABC):
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
+        if any(torch.empty_like(p).stride() != p.stride() for p in self.parameters):
+            raise InputError("models: a parameter is a view into other memory; make it of a copy (tensor.clone())")
         self.memory: dict[int, Tensors] = {}
         """What is remembered of a parameter, by its number, from its first gradient on."""
 

@@ -34,11 +34,16 @@ def computing_in(precision: Precision, models: Models) -> Iterator[None]:
 def _cast(model: nn.Module, stack: ExitStack) -> None:
     device = next((p.device.type for p in model.parameters()), "cpu")
     cast = torch.autocast(device, torch.bfloat16)
+    entered: list[bool] = []
 
     def enter(*_: object) -> None:
-        cast.__enter__()
+        entered.append(model.training)  # in evaluation, as for early stopping, every digit counts
+        if entered[-1]:
+            cast.__enter__()
 
     def leave(_: nn.Module, __: object, output: Tensor | None) -> Tensor | None:
+        if not entered.pop():
+            return output
         cast.__exit__(None, None, None)
         return None if output is None else output.float()  # None: the forward has failed
 

@@ -163,7 +163,12 @@ class Trainer:
     def _differentiate(self, terms: Terms) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-        torch.autograd.backward([term for term in terms.values() if term.requires_grad])
+        learned = [term for term in terms.values() if term.requires_grad]
+        if self._parameters and not learned:
+            raise RuntimeError(
+                f"no term of the objective ({', '.join(terms)}) has a gradient: nothing would be learned"
+            )
+        torch.autograd.backward(learned)
 
     def _log(self, terms: Terms) -> None:
         for name, term in terms.items():
