@@ -112,6 +112,7 @@ class LocalEngine:
             self._crew.close()
             for store in self.stores.values():
                 store.commits = deepcopy(store.commits)
+            self._crew = None  # and with it the memory that was shared
         torch.set_num_threads(self._threads)
 
     def _work(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
