@@ -320,6 +320,7 @@ def written(task: Task) -> Any:
 def test_what_dead_workers_gave_stays_and_their_memory_is_used_again() -> None:
     """Results that are held are never written over; those that are dropped make room for others, deaths or not."""
     workers = Workers(written, 1, 1)
+    workers.do([Task("write", str(k), (torch.zeros(50_000) + k, False)) for k in range(3)], Done())
     held: dict[int, torch.Tensor] = {}
     for i in range(60):
         done = Done()
