@@ -348,8 +348,15 @@ def manifest(rng: random.Random, place: Path) -> None:
             held.load(kept)
 
 
+def to_yaml(tree: Any) -> str:
+    try:
+        return yaml.safe_dump(tree)
+    except RecursionError:  # what is buried twice is too deep for its writer
+        return json.dumps(tree)
+
+
 def recipe(rng: random.Random, place: Path) -> None:
-    text = spoil_text(rng, rng.choice(RECIPES), rng.choice((json.dumps, yaml.safe_dump)), RECIPE_BYTES)
+    text = spoil_text(rng, rng.choice(RECIPES), rng.choice((json.dumps, to_yaml)), RECIPE_BYTES)
     (place / "recipe.yaml").write_bytes(text)
     with declared(InputError):
         found = Recipe.load(place / "recipe.yaml")
