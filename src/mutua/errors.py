@@ -8,8 +8,8 @@ class MutuaError(Exception):
 
     exit_code = 1
 
-    def __init__(self, said: str) -> None:
-        super().__init__(line(said))
+    def __str__(self) -> str:
+        return line(": ".join(map(str, self.args)))
 
 
 class InputError(MutuaError):
@@ -26,11 +26,8 @@ class Fault(RunError):
     """A client's work that came to nothing: where, and the reason. What it keeps is as it was."""
 
     def __init__(self, where: str, reason: str) -> None:
-        super().__init__(f"{where}: {reason}")
-        self.where, self.reason = where, reason
-
-    def __reduce__(self) -> tuple[type[Fault], tuple[str, str]]:
-        return Fault, (self.where, self.reason)
+        super().__init__(where, reason)
+        self.reason = reason
 
 
 class Refused(MutuaError):
