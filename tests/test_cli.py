@@ -58,7 +58,7 @@ def test_version_and_help(command: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ("run", "--set --seed --engine --out --resume --data-dir --device --workers --profile --json"),
+        ("run", "--set --seed --engine --out --resume --data-dir --device --workers --profile --faults --json"),
         ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --json"),
         ("join", "--data --model --how --name --seed --out --json"),
         ("predict", "--client --data --out --json"),

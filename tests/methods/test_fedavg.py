@@ -247,11 +247,12 @@ def test_the_best_epoch_is_put_back_and_patience_ends_it(
     fitting = False
     finish = run.engine.finish
 
-    def watched(round: int, briefs: Any) -> None:
+    def watched(round: int, briefs: Any) -> Any:
         nonlocal fitting
         fitting = True
-        finish(round, briefs)
+        done = finish(round, briefs)
         fitting = False
+        return done
 
     monkeypatch.setattr(participant, "measure", scripted)
     monkeypatch.setattr(run.engine, "finish", watched)

@@ -539,7 +539,7 @@ BROKEN: dict[str, tuple[Callable[[Message], Message], str]] = {
     "float16": (rows(lambda p: p.half()), "are torch.float16, not torch.float"),
     "not a number": (rows(lambda p: p * math.nan), "rows of numbers"),
     "infinite": (rows(lambda p: p / 0), "rows of numbers"),
-    "whole numbers": (rows(lambda p: torch.eye(3, dtype=torch.int64)[[0, 1, 2, 0]]), "rows of numbers"),
+    "whole numbers": (rows(lambda p: torch.eye(3, dtype=torch.int64)[[0, 1, 2, 0]]), "torch.int64"),
     "two classes": (rows(lambda p: torch.full((4, 2), 0.5)), "rows of 3"),
     "one row, no dimension": (rows(lambda p: p[0]), "rows"),
     "two arrays": (

@@ -368,7 +368,7 @@ def test_a_checkpoint_needs_the_rows_before_it(name: str, stopped: Path, whole: 
     os.truncate(stopped / name, mark.bytes - 3)
     said = go_on(stopped, whole("fmlu")[0])
     torn = f"{name}: its last line is torn; it is stepped over"
-    assert said == [torn, f"checkpoint of round 2 is damaged ({name} is not what it was); it is stepped over"]
+    assert said == [torn, f"checkpoint of round 2 is damaged ({name} is shorter than it was); it is stepped over"]
     assert left(stopped) == whole("fmlu")[1]
 
 
