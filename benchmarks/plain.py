@@ -1,12 +1,15 @@
 """What people write by hand: federated mutual learning as a plain PyTorch loop, correct but untuned.
 
-A DataLoader a client, a deep copy of the global a client, one optimizer a model, all threads for every step.
+A DataLoader a client, a deep copy of the global a client, one optimizer a model, all threads for every step,
+and models of torch's own layers.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,29 @@ from torch.utils.data import DataLoader, TensorDataset
 
 ALPHA = BETA = 0.5
 SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
+
+
+NETWORKS: dict[str, tuple[list[tuple[int, int, int, int]], list[int]]] = {
+    "mlp": ([], [784, 200, 200, 10]),
+    "lenet5": ([(1, 6, 5, 2), (6, 16, 5, 0)], [400, 120, 84, 10]),
+    "cnn1": ([(1, 6, 3, 1), (6, 16, 3, 1)], [784, 120, 10]),
+    "cnn2": ([(1, 128, 3, 1), (128, 128, 3, 1), (128, 128, 3, 1)], [1152, 10]),
+    "cnn-5x5": ([(1, 32, 5, 0), (32, 64, 5, 0)], [1024, 512, 10]),
+}
+"""For grey images of 28×28: convolutions (from, to, kernel, padding) with ReLU and pooling, then dense layers."""
+
+
+def model(name: str) -> nn.Sequential:
+    """One of them, as a tutorial writes it."""
+    convs, sizes = NETWORKS[name]
+    layers: dict[str, nn.Module] = {}
+    for i, (inputs, outputs, kernel, padding) in enumerate(convs, 1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+        layers |= {f"conv{i}_relu": nn.ReLU(), f"conv{i}_pool": nn.MaxPool2d(2)}
+    layers["flatten"] = nn.Flatten()
+    for i, (inputs, outputs) in enumerate(pairwise(sizes[:-1]), 1):
+        layers |= {f"fc{i}": nn.Linear(inputs, outputs), f"fc{i}_relu": nn.ReLU()}
+    return nn.Sequential(OrderedDict(layers, head=nn.Linear(*sizes[-2:])))
 
 
 class PlainFML:

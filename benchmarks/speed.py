@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plain import SGD, PlainFML
+from plain import NETWORKS, SGD, PlainFML, model
+from torch import nn
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -161,8 +162,18 @@ def plain(among: Federation) -> PlainFML:
     shared = among.global_model
     assert shared is not None
     first = among.clients[0]
+
+    def by_hand(of: Architecture, client: Client, seed: int) -> nn.Module:
+        """Torch's own layers with the weights that mutua begins with; mutua's module where nobody wrote one."""
+        ours = build(of, client, seed)
+        if of.name not in NETWORKS:
+            return ours
+        theirs = model(of.name)
+        theirs.load_state_dict(ours.state_dict())
+        return theirs
+
     personals = {
-        c.id: build(c.model, c, derive(private(0, c.id), "personal", "initialisation")) for c in among.clients
+        c.id: by_hand(c.model, c, derive(private(0, c.id), "personal", "initialisation")) for c in among.clients
     }
 
     def tensors(samples: Samples) -> TensorDataset:
@@ -170,7 +181,7 @@ def plain(among: Federation) -> PlainFML:
 
     assert among.test is not None
     return PlainFML(
-        build(shared, first, initial_seed(0)),
+        by_hand(shared, first, initial_seed(0)),
         personals,
         {c.id: tensors(c.train) for c in among.clients},
         {c.id: tensors(c.test) for c in among.clients},
