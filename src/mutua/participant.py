@@ -284,17 +284,29 @@ class Modules:
     device: torch.device
     built: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
     unsaved: dict[nn.Module, Tensors] = field(default_factory=dict)
+    copied: set[nn.Module] = field(default_factory=set)
+    """Those whose weights are loaded by nothing but copying."""
 
     def get(
         self, role: str, architecture: Architecture, client: Client, state: Tensors, classes: int | None = None
     ) -> nn.Module:
         """The module for this role, with these weights."""
         module = self._module(role, architecture, client, classes)
-        module.load_state_dict(state)
+        self._fill(module, state)
         for name, first in self.unsaved[module].items():
             owner, _, buffer = name.rpartition(".")
             setattr(module.get_submodule(owner), buffer, first.clone())
         return module
+
+    def _fill(self, module: nn.Module, state: Tensors) -> None:
+        """What `load_state_dict` does, in a tenth of its time where it would only copy."""
+        there = module.state_dict()
+        shapes, given = ({name: array.shape for name, array in arrays.items()} for arrays in (there, state))
+        if module not in self.copied or shapes != given:
+            module.load_state_dict(state)
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(list(there.values()), [state[name] for name in there])
 
     def has_batch_norm(self, role: str, architecture: Architecture, client: Client) -> bool:
         """Whether the module normalises over the batch."""
@@ -308,8 +320,16 @@ class Modules:
             module = self.built[key] = build(architecture, client, 0, classes).to(self.device)
             saved = module.state_dict()
             self.unsaved[module] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
+            if all(map(_loads_by_copying, module.modules())):
+                self.copied.add(module)
             lay_channels_last(module, client.train.preprocess(client.train.x[[0, 0]]).to(self.device))
         return self.built[key]
+
+
+def _loads_by_copying(part: nn.Module) -> bool:
+    own = type(part).load_state_dict, type(part)._load_from_state_dict
+    hooks = part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks
+    return not hooks and all(function.__module__.startswith("torch.nn.") for function in own)
 
 
 def batch_normed(model: nn.Module) -> bool:

@@ -100,6 +100,33 @@ def test_the_cache_of_modules_lays_them() -> None:
         assert torch.equal(array, state[name])
 
 
+class Doubling(Flattening):
+    """Doubles whatever it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(self._double)
+
+    def _double(self, _: object, state: dict[str, torch.Tensor], *rest: object) -> None:
+        state |= {name: 2 * array for name, array in state.items()}
+
+
+def test_the_cache_loads_as_the_module_says_and_refuses_what_it_would_refuse() -> None:
+    partition = mutua.partitions.IID(clients=1)
+    fed = mutua.Federation.from_arrays(IMAGES, LABELS, partition=partition, models=Doubling)
+    state = {name: array.clone() for name, array in Flattening().state_dict().items()}
+    modules = Modules(torch.device("cpu"))
+    module = modules.get("personal", fed.clients[0].model, fed.clients[0], dict(state))
+    assert all(torch.equal(array, 2 * state[name]) for name, array in module.state_dict().items())
+
+    fed = mutua.Federation.from_arrays(IMAGES, LABELS, partition=partition, models=Flattening)
+    (client,) = fed.clients
+    name, first = next(iter(state.items()))
+    for wrong in ({**state, name: first[..., :-1]}, {**state, "more": first}, {n: state[n] for n in [*state][1:]}):
+        with pytest.raises(RuntimeError, match="state_dict"):
+            modules.get("personal", client.model, client, wrong)
+
+
 # The fused optimizers' trap
 
 

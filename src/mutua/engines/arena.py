@@ -16,6 +16,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -124,10 +125,6 @@ class Arena:
                 return owner, address - base
         return None
 
-    def at(self, owner: int, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """The array at this place."""
-        return _array(self.regions[owner], start, dtype, shape)
-
     def _allocate(self, length: int) -> Block:
         if self._free[length]:
             return self._free[length].pop()
@@ -150,28 +147,33 @@ class _Packer(pickle.Pickler):
         self.arrays: dict[int, tuple[int, Tensor]] = {}
         self.length = 0
 
-    def persistent_id(self, thing: Any) -> Any:
+    def reducer_override(self, thing: Any) -> Any:  # unlike persistent_id, not asked of every string and number
         if not isinstance(thing, Tensor):
-            return None
+            return NotImplemented
         place = self.known.get(id(thing))
         if place is None and self.refer and thing.is_contiguous():
             place = self.arena.place(thing)
         if place is not None:
-            return *place, thing.dtype, tuple(thing.shape)
+            return _laid, (*place, thing.dtype, tuple(thing.shape))
         if id(thing) not in self.arrays:
             self.arrays[id(thing)] = self.length, thing.detach()
             self.length += -(-thing.numel() * thing.element_size() // ALIGNMENT) * ALIGNMENT
-        return None, self.arrays[id(thing)][0], thing.dtype, tuple(thing.shape)
+        return _laid, (None, self.arrays[id(thing)][0], thing.dtype, tuple(thing.shape))
 
 
 class _Opener(pickle.Unpickler):
     def __init__(self, content: bytes, arena: Arena, memory: Any) -> None:
         super().__init__(io.BytesIO(content))
-        self.arena, self.memory = arena, memory
+        # Not a method of this object: it would hold itself, and the block, until somebody collects garbage.
+        self.laid = partial(_laid, arena.regions, memory)
 
-    def persistent_load(self, place: Any) -> Tensor:
-        owner, start, dtype, shape = place
-        return _array(self.memory, start, dtype, shape) if owner is None else self.arena.at(*place)
+    def find_class(self, module: str, name: str) -> Any:
+        return self.laid if name == _laid.__name__ else super().find_class(module, name)
+
+
+def _laid(regions: list[mmap.mmap], memory: Any, owner: int | None, start: int, *kind: Any) -> Tensor:
+    """The array at a place of a region, or of the parcel's own memory; a parcel names this and the place."""
+    return _array(memory if owner is None else regions[owner], start, *kind)
 
 
 def _array(memory: Any, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

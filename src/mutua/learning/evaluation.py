@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples
+from mutua.learning.layout import channels_last, images, rows
 from mutua.learning.task import Task
 
 BATCH = 500  # large enough to fill a core, small enough to stay in its cache
@@ -23,10 +24,11 @@ def probabilities(model: nn.Module, samples: Samples, task: Task, device: torch.
 
 def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cpu") -> Tensor:
     """The model's scores (N, classes) in evaluation mode; the model's mode is kept."""
-    was_training = model.training
+    was_training, last = model.training, channels_last(model)
     model.eval()
     with torch.inference_mode():
-        parts = [model(samples.preprocess(x.to(device))) for x in samples.x.split(BATCH)]
+        given = (samples.preprocess(x.to(device)) for x in samples.x.split(BATCH))
+        parts = [model(images(rows(x)) if last else x) for x in given]
     model.train(was_training)
     # Cloned: a tensor of inference mode could not be learned from.
     return torch.cat(parts).cpu().clone()

@@ -31,3 +31,13 @@ def channels_last(model: nn.Module) -> bool:
     if any(part in _unable for part in model.modules()):
         return False
     return any(weight.dim() == 4 and not weight.is_contiguous() for weight in model.parameters())
+
+
+def rows(x: Tensor) -> Tensor:
+    """Images (N, C, H, W) as rows (N, H, W, C), one after the other in memory."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def images(rows: Tensor) -> Tensor:
+    """Such rows as images again, with strides that say channels last even where there is only one."""
+    return rows.permute(0, 3, 1, 2)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 Array = np.ndarray
-Metric = Callable[[Tensor, Tensor], float | None]
+Metric = Callable[[Tensor | Array, Tensor | Array], float | None]
 
 ECE_BINS = 15
 SMALLEST = float(np.finfo(np.float32).tiny)
@@ -23,12 +23,15 @@ def _metric(function: Callable[[Array, Array], float | None]) -> Metric:
     """A metric written for NumPy, taking tensors; None without samples."""
 
     @wraps(function)
-    def metric(probabilities: Tensor, y: Tensor) -> float | None:
-        if len(y) == 0:
-            return None
-        return function(probabilities.detach().double().cpu().numpy(), y.cpu().numpy())
+    def metric(probabilities: Tensor | Array, y: Tensor | Array) -> float | None:
+        return function(*_arrays(probabilities, y)) if len(y) else None
 
     return metric
+
+
+def _arrays(probabilities: Tensor | Array, y: Tensor | Array) -> tuple[Array, Array]:
+    p = probabilities.detach().double().cpu().numpy() if isinstance(probabilities, Tensor) else probabilities
+    return p, y.cpu().numpy() if isinstance(y, Tensor) else y
 
 
 def _confusion(p: Array, y: Array) -> Array:
@@ -105,4 +108,5 @@ SCALARS: dict[str, Metric] = {
 
 def scalars(probabilities: Tensor, y: Tensor) -> dict[str, float | None]:
     """Every metric that is one number, by name; `loss` is the log-loss."""
-    return {name: metric(probabilities, y) for name, metric in SCALARS.items()}
+    given = _arrays(probabilities, y)
+    return {name: metric(*given) for name, metric in SCALARS.items()}

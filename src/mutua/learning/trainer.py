@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples
 from mutua.data.transforms import Augment, augment
+from mutua.learning.layout import images, rows
 from mutua.learning.optimizers import Stepper
 from mutua.learning.task import Task
 
@@ -103,10 +104,10 @@ class Loader:
         for cut in self._cuts():
             at = cut.to(self.device)
             if self._prepared is None:
-                rows = self._ready(self.samples.x.index_select(0, cut))
+                chosen = self._ready(self.samples.x.index_select(0, cut))
             else:
-                rows = self._prepared.index_select(0, at)
-            x = rows.permute(0, 3, 1, 2) if self.channels_last else rows
+                chosen = self._prepared.index_select(0, at)
+            x = images(chosen) if self.channels_last else chosen
             if self.augmentations:
                 x = augment(x, self.augmentations, self.generator)
             yield Batch(x, self.labels.index_select(0, at), self.task, cut)
@@ -115,7 +116,7 @@ class Loader:
         """A model's inputs, one row a sample; channels lie last where the models want them so."""
         # Stored bytes cross to a GPU, which makes numbers of them: a quarter of the traffic.
         x = self.samples.preprocess(x.to(self.device, non_blocking=True))
-        return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x
+        return rows(x) if self.channels_last else x
 
 
 class Trainer:

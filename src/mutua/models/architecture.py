@@ -91,7 +91,7 @@ class Architecture(Spec):
                 f"models: channels {channels}, size {size}, classes {classes}; each must be 1 or more"
             )
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed queues calls for a GPU that is not there
             module = self._make({"channels": channels, "size": size, "classes": classes})
         if self.init is not None:
             _load(module, self.init)
