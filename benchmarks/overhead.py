@@ -15,6 +15,7 @@ from speed import SGD, WORKLOADS, Workload, cuts, federation, fml
 
 import mutua
 from mutua.federation import Federation, build
+from mutua.learning.layout import images, rows
 from mutua.learning.trainer import Batch, Numbers, Trainer
 from mutua.rounds import Event, RoundEnded, RoundStarted
 
@@ -35,7 +36,7 @@ class Bare:
             (
                 c,
                 [build(shared, c, seed).to(memory_format=torch.channels_last) for seed in (1, 2)],  # type: ignore[call-overload]
-                c.train.preprocess(c.train.x).contiguous(memory_format=torch.channels_last),
+                rows(c.train.preprocess(c.train.x)),
             )
             for c in among.clients
         ]
@@ -50,14 +51,14 @@ class Bare:
             self.bare.append(time.perf_counter() - began)
 
     def _steps(self, round: int) -> None:
-        for client, (personal, meme), x in self.clients:
+        for client, (personal, meme), ready in self.clients:
             models = {"personal": personal.train(), "meme": meme.train()}
             spec = mutua.SGD(**SGD)
             optimizers = {name: spec.build(model.parameters(), SGD["lr"]) for name, model in models.items()}
             trainer = Trainer(models, optimizers, Numbers(alpha=0.5, beta=0.5, temperature=1.0))
             for cut in cuts(client, round, self.workload.batch):
                 at = torch.tensor(cut)
-                trainer.step(self.method.objective, Batch(x[at], client.train.y[at], client.task, at))
+                trainer.step(self.method.objective, Batch(images(ready[at]), client.train.y[at], client.task, at))
 
 
 def overhead() -> None:
@@ -80,7 +81,7 @@ def growth() -> None:
     """Seconds a round and a client, from 10 to 1,000 clients of the same size."""
     print("\nclients   round s   ms a client")
     for number in (10, 30, 100, 300, 1000):
-        workload = Workload(f"{number} clients", "cnn1", number, 10, 50, 10, 0.0)
+        workload = Workload(f"{number} clients", "cnn1", number, 10, 50, 10, bar=0.0, rounds=4)
         times: list[float] = []
 
         def clock(event: Event, times: list[float] = times) -> None:
@@ -89,7 +90,7 @@ def growth() -> None:
             elif isinstance(event, RoundEnded) and event.round:
                 times[-1] += time.perf_counter()
 
-        fml(workload, federation(workload), 4, None, clock)
+        fml(workload, federation(workload), workload.rounds, None, clock)
         took = statistics.median(times[1:])
         print(f"{number:7}{took:10.3f}{1e3 * took / number:14.2f}", flush=True)
 

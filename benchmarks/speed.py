@@ -50,6 +50,8 @@ class Workload:
     samples: int
     test: int
     bar: float
+    rounds: int
+    """Timed rounds in a full pass: as many as take about half a minute."""
     channels: int = 1
     size: int = 28
     quick: float = 0.25
@@ -57,14 +59,14 @@ class Workload:
 
 
 WORKLOADS = [
-    Workload("MLP, 5 clients", "mlp", 5, 128, 2560, 256, 2.2),
-    Workload("LeNet5, 5 clients", "lenet5", 5, 128, 1280, 128, 1.6),
-    Workload("LeNet5, 20 clients", "lenet5", 20, 16, 320, 32, 2.3),
-    Workload("CNN1, 5 clients", "cnn1", 5, 128, 1280, 128, 1.6),
-    Workload("CNN2, 5 clients", "cnn2", 5, 128, 256, 26, 1.7, quick=0.5),
-    Workload("CNN1, 100 clients", "cnn1", 100, 10, 100, 10, 2.3, quick=1.0),
-    Workload("ResNet18, 4 clients", "resnet18", 4, 32, 64, 6, 1.0, channels=3, size=32, quick=0.5),
-    Workload("CNN-5x5, 8 clients", "cnn-5x5", 8, 50, 300, 420, 1.9, quick=0.5),
+    Workload("MLP, 5 clients", "mlp", 5, 128, 2560, 256, 2.2, 15),
+    Workload("LeNet5, 5 clients", "lenet5", 5, 128, 1280, 128, 1.6, 9),
+    Workload("LeNet5, 20 clients", "lenet5", 20, 16, 320, 32, 2.3, 7),
+    Workload("CNN1, 5 clients", "cnn1", 5, 128, 1280, 128, 1.6, 9),
+    Workload("CNN2, 5 clients", "cnn2", 5, 128, 256, 26, 1.7, 3, quick=0.5),
+    Workload("CNN1, 100 clients", "cnn1", 100, 10, 100, 10, 2.3, 5, quick=1.0),
+    Workload("ResNet18, 4 clients", "resnet18", 4, 32, 64, 6, 1.0, 3, channels=3, size=32, quick=0.5),
+    Workload("CNN-5x5, 8 clients", "cnn-5x5", 8, 50, 300, 420, 1.9, 5, quick=0.5),
 ]
 
 
@@ -230,13 +232,13 @@ def main() -> int:
     options.add_argument("--only", default="", help="workloads whose name contains this")
     given = options.parse_args()
     given.quick = given.quick or given.record  # quick ratios are what is compared with the record
-    rounds = given.rounds or (3 if given.quick else 7)
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     fallen = []
     print("workload                plain s  mutua s   ratio        spread   bar  of peak     apart")
     for workload in WORKLOADS:
         if given.only.lower() not in workload.name.lower():
             continue
+        rounds = given.rounds or (3 if given.quick else workload.rounds)
         race = Race(workload, rounds, workload.quick if given.quick else 1.0)
         race.run(given.workers)
         ratios, mine = race.ratios, statistics.median(race.mine)
