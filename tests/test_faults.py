@@ -75,6 +75,22 @@ def test_a_client_that_raises_is_left_out_and_goes_on_from_its_last_commit(
     assert list(run.history) == list(gone.history)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_that_exits_is_left_out_like_one_that_raises(workers: int, federate: Federate) -> None:
+    class Quitter(FML):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            match client.client.id:
+                case "a":
+                    sys.exit(3)
+                case "b":
+                    raise MemoryError
+            return super().train(client, brief)
+
+    events: list[Any] = []
+    mutua.run(Quitter(), federate(), rounds=1, workers=workers, callbacks=[events.append])
+    assert rejected(events) == [(1, "a", "SystemExit: 3"), (1, "b", "MemoryError")]
+
+
 @pytest.mark.parametrize("method", [FML, Independent], ids=lambda m: str(m.name))
 def test_where_every_client_fails_the_run_stops_with_the_first_reason_and_can_go_on(
     method: Any, federate: Federate, simulate: Simulate, identical: Identical

@@ -383,9 +383,9 @@ def _answering(client: Client, round: int) -> Iterator[None]:
     """Around what a client does: its mistakes are its own."""
     try:
         yield
-    except Exception as error:  # whatever a method, a model or a loss of a user's own raises
+    except (Exception, SystemExit) as error:  # whatever a method, a model or a loss of a user's own raises
         said = (str(error).splitlines() or [""])[0]
-        reason = said if isinstance(error, MutuaError) else f"{type(error).__name__}: {said}"
+        reason = said if isinstance(error, MutuaError) else f"{type(error).__name__}: {said}".removesuffix(": ")
         raise Fault(f"client {client.id}, round {round}", reason) from error
 
 
