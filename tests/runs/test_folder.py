@@ -239,6 +239,47 @@ def test_a_mistake_found_late_leaves_no_folder(tiny: dict[str, Any], tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (KeyboardInterrupt(), "^stopped by Ctrl-C$"),
+        (OSError(28, "No space left on device"), "^cannot write to .*: No space left on device$"),
+    ],
+)
+def test_a_run_that_had_not_begun_leaves_no_folder_and_cannot_go_on(
+    problem: BaseException, said: str, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise problem
+
+    monkeypatch.setattr(RunFolder, "write_recipe", stop)
+    recipe = Recipe.of(tiny)
+    with pytest.raises(RunError, match=said):
+        execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_could_not_be_made_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mutua.runs.logs.Table.begin", full)
+        with pytest.raises(InputError, match=r"^--out: cannot write to .*run: No space left on device; name ano"):
+            RunFolder.create("tiny", 0, tmp_path / "run")
+    assert RunFolder.create("tiny", 0, tmp_path / "run").path.is_dir()
+
+
+def test_a_mistake_in_code_is_traced_and_how_to_go_on_is_said(tiny: dict[str, Any], tmp_path: Path) -> None:
+    folder, recipe = RunFolder.create("tiny", 0, tmp_path / "run"), Recipe.of({**tiny, "rounds": 2})
+    with pytest.raises(ZeroDivisionError) as caught:
+        execute(recipe, recipe.federation(), folder, callbacks=[lambda event: 1 / 0])
+    assert caught.value.__notes__ == [f"stopped by ZeroDivisionError; to go on: mutua run --resume {folder.path}"]
+    assert folder.events.read()[-1]["reason"] == "stopped by ZeroDivisionError"
+
+
 # Places
 
 
@@ -273,6 +314,24 @@ def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
     first, second = (RunFolder.create("x", 5, under=tmp_path).path for _ in range(2))
     assert first != second and first.name.startswith("x-2") and first.name.endswith("-5")
     assert dated("x", under=tmp_path).parent == tmp_path
+
+
+def test_so_they_have_where_both_looked_before_either_made_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def other_first(path: Path, *given: Any, **more: Any) -> None:
+        monkeypatch.undo()
+        make(path)
+        make(path, *given, **more)
+
+    monkeypatch.setattr(Path, "mkdir", other_first)
+    made = dated("x", under=tmp_path)
+    assert made.name.endswith("-2") and len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"^--out: cannot write to .*nowhere"):
+        dated("x", under=tmp_path / "nowhere")
 
 
 # Reading what a stranger sent

@@ -122,9 +122,10 @@ class Lock:
         try:
             self._file = (folder / "lock").open("a+", encoding="ascii")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._file.truncate(0)
-            self._file.write(str(os.getpid()))
-            self._file.flush()
+            with suppress(OSError):  # on a full disk nobody learns who it is
+                self._file.truncate(0)
+                self._file.write(str(os.getpid()))
+                self._file.flush()
         except BlockingIOError:
             self._file.seek(0)
             who = self._file.read(20) or "unknown"

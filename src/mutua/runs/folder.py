@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -144,7 +145,8 @@ class RunFolder:
                 table.begin()
             sync(folder.path.parent)
         except OSError as error:
-            raise InputError(f"--out: cannot write to {folder.path}: {error.strerror}") from None
+            folder._remove()
+            raise _no_place(folder.path, error) from None
         return folder
 
     @classmethod
@@ -236,32 +238,40 @@ class RunFolder:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Around a run: whatever stops it, say how to go on."""
-        go_on = f"to go on: mutua run --resume {shlex.quote(str(self.path))}"
+        """Around a run: whatever stops it, say how to go on; of a run that had not begun leave nothing."""
         try:
             yield
         except KeyboardInterrupt as signal:
-            raise self._stopped(f"stopped by {str(signal) or 'Ctrl-C'}", go_on) from None
+            raise RunError(self._stopped(f"stopped by {str(signal) or 'Ctrl-C'}")) from None
         except RunError as error:
-            raise self._stopped(str(error), go_on) from error
+            raise RunError(self._stopped(str(error))) from error
         except (OSError, SafetensorError) as error:
-            said = f"cannot write to {self.path}: {reason(error)}"
-            raise self._stopped(said, f"mend that; {go_on}") from None
-        except InputError:  # nothing has run: leave nothing behind
+            raise RunError(self._stopped(f"cannot write to {self.path}: {reason(error)}", "mend that; ")) from None
+        except InputError:  # nothing has run
             if self._standing is None:
-                with suppress(OSError):
-                    for name in BEGUN:
-                        (self.path / name).unlink(missing_ok=True)
-                    self.path.rmdir()
+                self._remove()
+            raise
+        except Exception as error:  # a mistake in mutua or in a method of the user's own: its trace is needed
+            error.add_note(self._stopped(f"stopped by {type(error).__name__}"))
             raise
         finally:
             if self._lock is not None:
                 self._lock.free()
 
-    def _stopped(self, why: str, go_on: str) -> RunError:
+    def _stopped(self, why: str, first: str = "") -> str:
+        if not (self.path / "recipe.yaml").is_file():
+            self._remove()
+            return why
         with suppress(OSError):
             self.events.add("stopped", reason=why)
-        return RunError(f"{why}; {go_on}")
+        return f"{why}; {first}to go on: mutua run --resume {shlex.quote(str(self.path))}"
+
+    def _remove(self) -> None:
+        """Take away what a run that has not begun has left."""
+        with suppress(OSError):
+            for name in BEGUN:
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
 
     def __call__(self, event: Event) -> None:
         """A callback: events, history and ledger grow with the rounds; now and then a checkpoint is written."""
@@ -500,8 +510,12 @@ def new_folder(path: Path) -> Path:
             raise InputError(f"--out: {path} is a file; name a folder")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out: cannot write to {path}: {error.strerror}; name another place") from None
+        raise _no_place(path, error) from None
     return path
+
+
+def _no_place(path: Path, error: OSError) -> InputError:
+    return InputError(f"--out: cannot write to {path}: {error.strerror}; name another place")
 
 
 @contextmanager
@@ -572,7 +586,15 @@ def _read(path: Path, kind: type[K]) -> K:
 
 
 def dated(name: str, end: str = "", under: Path = Path("runs")) -> Path:
-    """runs/NAME-DATE, with a number behind it where two begin in the same second."""
+    """A new folder runs/NAME-DATE, with a number behind it where two begin in the same second."""
     path = under / f"{name}-{datetime.now():%Y%m%d-%H%M%S}{end}"
-    candidates = [path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))]
-    return next(candidate for candidate in candidates if not candidate.exists())
+    numbered = (path.with_name(f"{path.name}-{n}") for n in count(2))
+    place = path
+    while True:
+        try:
+            place.mkdir(parents=True)
+            return place
+        except OSError as error:
+            if not place.exists():
+                raise _no_place(place, error) from None
+            place = next(numbered)  # another process may have made it just now
