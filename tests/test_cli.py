@@ -290,7 +290,7 @@ def test_a_run_is_shown_with_its_checkpoints(command: Command, broken_off: Path)
     (broken_off / "checkpoints" / "000000.json").write_text("{")
     shown = command("runs", "show", "x").out
     assert shown.startswith("x: fml, seed 0, stopped, round 1 of 3\n")
-    assert re.search(r"^000000.json +damaged: it cannot be read", shown, re.MULTILINE)
+    assert re.search(r"^000000.json +damaged: it is not JSON: ", shown, re.MULTILINE)
     assert re.search(r"^after round 1 +whole, best on validation data", shown, re.MULTILINE)
     assert "stopped: reason stopped by Ctrl-C\nto go on: mutua run --resume x\n" in shown
     assert "no readable recipe.yaml" in command("runs", "show", "nothing").err
@@ -306,6 +306,9 @@ def test_checkpoints_are_pruned(command: Command, broken_off: Path) -> None:
     del held
     command("run", "--resume", "x")
     assert rounds()[-2:] == [3, 4]
+    shown = command("runs", "show", "x").out
+    assert re.search(r"^after round 3 +whole", shown, re.MULTILINE)
+    assert re.search(r"^after round 4, the last work +whole", shown, re.MULTILINE)
     would = command("runs", "prune", "x", "--keep", "0", "--dry-run").out
     assert would.startswith("x: checkpoints would go: ") and rounds()[-2:] == [3, 4]
     assert command("runs", "prune", "x", "--keep", "0").out == would.replace("would go", "removed")
@@ -393,6 +396,15 @@ def test_ctrl_c_before_anything_has_run(
     done = command(*words.split())
     assert (done.code, done.out, done.err) == (1, "", "mutua: stopped by Ctrl-C\n")
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_ctrl_c_before_a_command_is_known(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mutua.cli.app", stop)
+    done = command("run", "tiny.yaml")
+    assert (done.code, done.out, done.err) == (1, "", "mutua: stopped by Ctrl-C\n")
 
 
 # Using a result

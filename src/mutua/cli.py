@@ -507,7 +507,8 @@ def runs_show(run_dir: RunDir, as_json: AsJson = False) -> None:
         if not one["whole"]:
             table.add_row(one["file"], f"damaged: {one['reason']}", "–", "–")
             continue
-        name = "before round 0" if one["round"] < 0 else f"after round {min(one['round'], run.rounds or 0)}"
+        name = "before round 0" if one["round"] < 0 else f"after round {one['round']}"
+        name += ", the last work" if one["round"] > (run.rounds or 0) else ""
         state = "whole, best on validation data" if one["best"] else "whole"
         table.add_row(name, state, console.percent(one["validation"]), console.size(one["bytes"]))
     remarks = [console.told(event) for event in events[-5:]]
@@ -575,7 +576,7 @@ def main() -> None:
         stopped = app(prog_name="mutua", standalone_mode=False) == 130  # how typer reports Ctrl-C
     except MutuaError as error:
         _fail(str(error), error.exit_code)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         stopped = True
     except Exception as error:
         if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find

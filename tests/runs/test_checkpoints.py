@@ -358,9 +358,9 @@ def sealed(**changes: Any) -> str:
 
 
 MANIFESTS = {
-    "{": "cannot be read",
+    "{": "it is not JSON",
     "[]": "checksum",
-    "[" * 10**5: "cannot be read",
+    "[" * 10**5: "nested more than 64 deep",
     sealed().replace("0.5", "0.6"): "checksum",
     sealed(round="x"): "round",
     sealed(round=-2): "round",

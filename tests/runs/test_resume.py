@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import hashlib
 import json
 import os
 import random
@@ -22,12 +24,15 @@ import pytest
 
 from mutua.errors import InputError, RunError
 from mutua.federation import Federation
+from mutua.history import Row
 from mutua.methods import base
 from mutua.recipe import Recipe
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.execute import execute
 from mutua.runs.files import in_use
 from mutua.runs.folder import RunFolder, versions
+from mutua.runs.listing import Overview
+from mutua.runs.logs import Mark, Table
 from mutua.store import Store
 
 # A checkpoint after every round, three clients of which two are drawn, and optimizers with a memory.
@@ -240,6 +245,37 @@ def test_every_method_stopped_within_a_round_goes_on_to_the_same_bytes(
     assert commits == len([e for e in RunFolder(place).events.read() if e["event"] == "trained"]) + 2 * clients
 
 
+def test_a_second_signal_at_any_moment_of_a_tables_growth_leaves_a_true_mark(tmp_path: Path) -> None:
+    rows = [
+        Row(1, "c0", "predictor", "test", "accuracy", 0.5),
+        Row(1, "c1", "predictor", "test", "accuracy", None),
+    ]
+    moment, stopped = 0, True
+    while stopped:
+        moment, stopped = moment + 1, False
+        left = moment
+
+        def second(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+        table = Table(tmp_path / "history.csv", Row._fields)
+        table.begin()
+        try:
+            sys.setprofile(second)
+            table.extend(rows)
+            sys.setprofile(None)  # as it is after whatever is raised there
+        except KeyboardInterrupt:
+            stopped = True
+        table.extend(rows)
+        data = table.path.read_bytes()
+        expected = Mark(bytes=len(data), rows=2, sha256=hashlib.sha256(data).hexdigest())
+        assert table.mark == expected and data.count(b"\n") == 3, moment
+    assert moment > 10
+
+
 @pytest.fixture
 def stopped(tmp_path: Path, whole: Any) -> Path:
     """A run of FMLU, stopped after its second round of three, with its last two checkpoints and the best."""
@@ -420,6 +456,39 @@ def test_two_runs_in_one_folder_are_refused_while_the_first_lives(stopped: Path,
     finally:
         os.write(write, b"x")
         os.waitpid(child, 0)
+
+
+def test_who_only_looks_does_not_keep_a_run_from_its_folder(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look whether a folder is in use takes its lock for a moment."""
+    looker = (stopped / "lock").open()
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda _: looker.close())
+    assert RunFolder.resume(stopped) and looker.closed
+
+
+def test_a_run_may_be_looked_at_while_it_removes_files(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest goes just before it is read, and an array file between two looks at it."""
+    manifest, arrays = (stopped / "checkpoints" / name for name in ("000002.json", "server/000002.safetensors"))
+    read, stat = Path.open, Path.stat
+
+    def read_too_late(path: Path, *given: Any, **more: Any) -> Any:
+        if path == manifest:
+            path.unlink()
+        return read(path, *given, **more)
+
+    def look_once(path: Path, **more: Any) -> Any:
+        found = stat(path, **more)
+        if path == arrays:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "open", read_too_late)
+    seen = Overview.of(stopped)
+    assert seen.checkpoints() and all(one["whole"] for one in seen.checkpoints())
+    monkeypatch.setattr(Path, "stat", look_once)
+    assert seen.bytes > 0 and not arrays.exists()
 
 
 def test_a_killed_run_leaves_no_lock(stopped: Path, whole: Any) -> None:

@@ -90,8 +90,10 @@ class Checkpoints:
             try:
                 manifest = _manifest(file)
                 self.kept[manifest.round] = manifest
-            except Damaged as error:
-                self.damaged[file] = str(error)
+            except FileNotFoundError:  # a run that is at work has removed it
+                continue
+            except (Damaged, OSError) as error:
+                self.damaged[file] = files.reason(error)
 
     @property
     def newest(self) -> Manifest | None:
@@ -320,8 +322,8 @@ def _manifest(path: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         raise Damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except (OSError, ValueError) as error:
-        raise Damaged(f"it cannot be read ({files.reason(error)})") from None
+    except ValueError as error:
+        raise Damaged(str(error)) from None
     if path.name != f"{max(manifest.round, 0):06d}.json":
         raise Damaged("it is of another round than its name says")
     return manifest

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,16 @@ def plain(folder: Path) -> None:
                 raise InputError(f"RUN: {path} is a link or a device; a run's folder holds files and folders only")
 
 
+def size(folder: Path) -> int:
+    """What the files in it take, together."""
+    total = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a run that is at work has renamed or removed it
+                total += Path(at, name).lstat().st_size
+    return total
+
+
 class Lock:
     """A folder for one run at a time. The kernel keeps the lock: it ends with the process, however that ends."""
 
@@ -121,7 +132,14 @@ class Lock:
 
         try:
             self._file = (folder / "lock").open("a+", encoding="ascii")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in reversed(range(20)):
+                try:
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not left:
+                        raise
+                    time.sleep(0.01)  # perhaps somebody is only looking whether it is in use
             with suppress(OSError):  # on a full disk nobody learns who it is
                 self._file.truncate(0)
                 self._file.write(str(os.getpid()))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from mutua import untrusted
 from mutua.errors import InputError, line
 from mutua.explain import explain
-from mutua.runs.files import in_use
+from mutua.runs.files import in_use, size
 from mutua.runs.folder import RunFolder
 from mutua.sections import Checkpoints as Settings
 
@@ -85,7 +85,7 @@ class Overview:
     @property
     def bytes(self) -> int:
         """What the folder takes."""
-        return sum(path.stat().st_size for path in self.folder.path.rglob("*") if path.is_file())
+        return size(self.folder.path)
 
     @property
     def settings(self) -> Settings:

@@ -63,8 +63,10 @@ class Table:
             file.truncate(self._size)  # what an interrupted write may have left
             file.seek(self._size)
             file.write(data)
-        self._sum.update(data)
-        self._size, self._rows = self._size + len(data), self._rows + len(rows)
+        checksum = self._sum.copy()
+        checksum.update(data)
+        # Together: a second Ctrl-C, which does not wait, may come between any two calls.
+        self._size, self._rows, self._sum = self._size + len(data), self._rows + len(rows), checksum
 
     @property
     def mark(self) -> Mark:
