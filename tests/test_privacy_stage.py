@@ -44,7 +44,9 @@ def reply(change: list[float]) -> Message:
         BEFORE["w"] + torch.tensor(change[:4]).view(2, 2),
         BEFORE["norm.running_var"] + torch.tensor(change[4:]),
     )
-    return Message(meme=weights({**BEFORE, "w": moved[0], "norm.running_var": moved[1]}))
+    counted = torch.tensor(11)  # which would tell how many samples there are
+    changed = {"w": moved[0], "norm.running_var": moved[1], "norm.num_batches_tracked": counted}
+    return Message(meme=weights({**BEFORE, **changed}))
 
 
 def flat(state: Tensors) -> np.ndarray:

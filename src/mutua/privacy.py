@@ -71,7 +71,7 @@ class Privacy(Spec):
     def leaving(self, message: Message, brief: Message, stream: torch.Generator) -> Message:
         """The message with what the client learned clipped and noised: G + Δ·min(1, C/‖Δ‖) + N(0, σ²C²).
 
-        Δ is meme − global, floating parameters and buffers as one vector.
+        Δ is meme − global, floating parameters and buffers as one vector. Whole numbers go back as they came.
         """
         if self.level == "example":
             return message  # its gradients were noised
@@ -83,7 +83,7 @@ class Privacy(Spec):
         # What has diverged is sent as no update at all: a NaN would tell.
         update = update * (self.clip / max(norm, self.clip)) if norm < torch.inf else torch.zeros_like(update)
         update += self.noise * self.clip * torch.randn(update.shape, generator=stream, dtype=update.dtype)
-        noised = dict(meme)
+        noised = {n: before[n] for n in meme}
         for n, change in zip(floating, update.split([meme[n].numel() for n in floating]), strict=True):
             noised[n] = (before[n].double() + change.view_as(meme[n])).to(meme[n].dtype)
             if n.endswith("running_var"):  # noise may make a variance negative, which no model survives
