@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -406,6 +407,17 @@ def test_the_cause_of_an_error_comes_along(federate: Federate) -> None:
     with pytest.raises(RunError, match="in my own method") as raised:
         mutua.run(Odd(), federate(), workers=2, rounds=1, device="cpu")
     assert "in my own method" in str(raised.value)
+
+
+def test_more_workers_than_there_can_be_are_one_line(federate: Federate) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, hard))
+    try:
+        with pytest.raises(RunError, match=r"^workers: Too many open files; use fewer, with --workers$"):
+            mutua.run(FML(), federate([5] * 10), workers=10, device="cpu")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_number_of_workers_is_checked(federate: Federate) -> None:

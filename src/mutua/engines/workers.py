@@ -214,13 +214,16 @@ class Workers:
     def _hire(self, process: int) -> None:
         """Fork the worker of this number, which is its place in the lists and one more."""
         context = multiprocessing.get_context("fork")
-        here, there = context.Pipe()
-        given = self._work, self.arena, process, there, [*self.lines, here], os.getpid()
-        worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
-        with warnings.catch_warnings():
-            # Python warns of threads in this process, such as a progress bar's; workers need none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            worker.start()
+        try:
+            here, there = context.Pipe()
+            given = self._work, self.arena, process, there, [*self.lines, here], os.getpid()
+            worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
+            with warnings.catch_warnings():
+                # Python warns of threads in this process, such as a progress bar's; workers need none of them.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                worker.start()
+        except OSError as error:  # no more processes or open files are to be had
+            raise RunError(f"workers: {error.strerror}; use fewer, with --workers") from None
         there.close()
         self.lines.insert(process - 1, here)
         self.processes.insert(process - 1, worker)
