@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import PIL
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+import mutua
 from mutua.errors import InputError, RunError
 from mutua.methods import base
 from mutua.recipe import Recipe
@@ -103,7 +105,13 @@ def test_the_record(finished: Finished) -> None:
     }
     assert record["summary"] == json.loads(json.dumps(result.summary()))
     assert record["plan"]["batch_size"] == 7 and record["plan"]["epochs"] == 1
-    assert record["versions"]["torch"] == torch.__version__
+    found = record["versions"]
+    assert (found["torch"], found["mutua"], found["pillow"]) == (
+        torch.__version__,
+        mutua.__version__,
+        PIL.__version__,
+    )
+    assert found["processor"].endswith(torch.backends.cpu.get_cpu_capability())
     opened = RunFolder.open(folder)
     assert opened.plan == result.job.plan and opened.method == result.job.method
 

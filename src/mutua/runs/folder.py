@@ -32,6 +32,7 @@ from pydantic import ConfigDict, Field, PositiveInt, ValidationError, model_vali
 from safetensors import SafetensorError
 from torch import nn
 
+import mutua
 from mutua import untrusted
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError, RunError
@@ -491,14 +492,12 @@ class SavedModel:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of everything that can change a number."""
-    found = {"python": platform.python_version()}
-    for package in ("mutua", "torch", "numpy", "pydantic", "safetensors"):
-        try:
+    """Versions of everything that can change a number, and what the processor can do."""
+    found = {"python": platform.python_version(), "mutua": mutua.__version__}
+    for package in ("torch", "numpy", "pillow", "networkx", "opacus", "pydantic", "safetensors"):
+        with suppress(PackageNotFoundError):  # not everybody has Opacus
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    return {**found, "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
 
 
 def new_folder(path: Path) -> Path:
