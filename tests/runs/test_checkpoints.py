@@ -147,7 +147,7 @@ def test_the_three_lines_of_the_documents_load_a_model(finished: Any, tmp_path: 
     assert len(code.split("\n")) - code.count("\n\n") - 1 == 3
     run, result = finished(rounds=2)
     model = result.clients[0].architecture.build(channels=1, size=28, classes=10, seed=7)
-    exec(code.replace("runs/mine", str(run)).replace("000020", "000003"), {"model": model})
+    exec(code.replace("runs/mine", str(run)).replace("000011", "000003"), {"model": model})
     for name, array in result.clients[0].state["personal"].items():
         assert torch.equal(model.state_dict()[name], array)
 
