@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -280,6 +281,21 @@ def test_runs_are_listed_with_what_became_of_them(command: Command, broken_off: 
     held = RunFolder.resume(broken_off)
     assert json.loads(command("runs", "show", "x", "--json").out)["state"] == "running"
     del held
+
+
+def test_a_folder_that_cannot_be_read_does_not_hide_the_others(command: Command, broken_off: Path) -> None:
+    """A pipe would keep its reader waiting for ever."""
+    for name in ("a", "b"):
+        shutil.copytree(broken_off, broken_off.with_name(name))
+    (broken_off.parent / "a" / "recipe.yaml").unlink()
+    os.mkfifo(broken_off.parent / "a" / "recipe.yaml")
+    (broken_off.parent / "b" / "run.json").write_text("{")
+    done = command("runs", "list", ".", "--json")
+    assert [run["run"] for run in json.loads(done.out)["runs"]] == ["x"]
+    assert re.fullmatch(
+        r"note: RUN: a/recipe.yaml is a link.*\nnote: RUN: b/run.json cannot be read.*\n", done.err
+    )
+    assert command("runs", "show", "a").err.startswith("mutua: RUN: a/recipe.yaml is a link or a device; ")
 
 
 def test_a_run_is_shown_with_its_checkpoints(command: Command, broken_off: Path) -> None:

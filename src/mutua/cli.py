@@ -475,9 +475,10 @@ def runs_list(
 ) -> None:
     """List runs: their methods, how far they have come, what they take."""
     from mutua.reports import console
-    from mutua.runs.listing import found
+    from mutua.runs.listing import listed
 
-    runs = [run.summary() for run in found(under)]
+    runs, wrong = listed(under)
+    console.show_notes(wrong)
     if as_json:
         _print_json({"runs": runs})
         return

@@ -27,13 +27,14 @@ class Overview:
     @classmethod
     def of(cls, path: Path) -> Overview:
         """Look at a run's folder."""
+        folder = RunFolder(path)  # which refuses one whose files may be anything
         try:
             recipe = untrusted.from_yaml(untrusted.text(path / "recipe.yaml", untrusted.RECIPE))
         except (OSError, ValueError):
             recipe = None
         if not isinstance(recipe, dict):
             raise InputError(f"RUN: {path} has no readable recipe.yaml; give the folder that 'mutua run' named")
-        return cls(RunFolder(path), recipe)
+        return cls(folder, recipe)
 
     @property
     def state(self) -> str:
@@ -120,9 +121,14 @@ class Overview:
         }
 
 
-def found(under: Path) -> list[Overview]:
-    """The runs in a folder, and in the folders of comparisons in it, by name."""
+def listed(under: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The runs in a folder, and in the folders of comparisons in it, by name; and what is wrong with others."""
     if not under.is_dir():
         raise InputError(f"DIR: {under} is not a folder; give one that holds runs")
-    places = sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")])
-    return [Overview.of(place.parent) for place in places]
+    runs, wrong = [], []
+    for recipe in sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")]):
+        try:
+            runs.append(Overview.of(recipe.parent).summary())
+        except InputError as error:
+            wrong.append(str(error))
+    return runs, wrong
