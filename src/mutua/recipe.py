@@ -32,6 +32,7 @@ from mutua.errors import InputError
 from mutua.explain import explain
 from mutua.faults import Faults
 from mutua.federation import Client, Federation
+from mutua.grid import Grid, put
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
@@ -132,6 +133,7 @@ class Recipe(Plan):
     opt_out: OptOut | None = None
     faults: Faults | None = None
     checkpoints: Checkpoints = Field(default_factory=Checkpoints)
+    grid: Grid | None = None
 
     @field_validator("method", mode="before")
     @classmethod
@@ -301,21 +303,4 @@ def _set(tree: dict[str, Any], override: str) -> None:
         value = untrusted.from_yaml(text)
     except untrusted.Unreadable:
         raise InputError(f"--set {override}: '{text}' is not a YAML value") from None
-    at: Any = tree
-    *parents, last = path.split(".")
-    for step in parents:
-        key = _key(at, step, override)
-        inner = at[key] if isinstance(at, list) else at.get(key)
-        if not isinstance(inner, dict | list):
-            # `data: mnist` is short for `data: {name: mnist}`; an override may add to it.
-            inner = at[key] = {"name": inner} if isinstance(inner, str) else {}
-        at = inner
-    at[_key(at, last, override)] = value
-
-
-def _key(at: list[Any] | dict[str, Any], step: str, override: str) -> Any:
-    if isinstance(at, dict):
-        return step
-    if not step.isdigit() or int(step) >= len(at):
-        raise InputError(f"--set {override}: '{step}' is no position in a list of {len(at)}; they count from 0")
-    return int(step)
+    put(tree, path, value, f"--set {override}")

@@ -1,0 +1,128 @@
+"""Grids: what varies between runs, as axes of labelled changes; a cell is one label of each axis."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from mutua.errors import InputError, suggest
+
+Labels = Mapping[str, str]
+"""By axis, the label there; where not all axes are named, every cell that agrees is meant."""
+
+
+def _labelled(given: object) -> object:
+    """A grid in its long form: a list of values becomes changes of the one key, labelled by the values."""
+    if not isinstance(given, Mapping):
+        return given
+    return {str(axis): _axis(str(axis), labels) for axis, labels in given.items()}
+
+
+def _axis(axis: str, given: object) -> object:
+    if isinstance(given, list):
+        labels = [_label(value) for value in given]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"{axis}: a value stands there twice; name each once")
+        return dict(zip(labels, ({axis: value} for value in given), strict=True))
+    if isinstance(given, Mapping):
+        return {_label(label): {} if changes is None else changes for label, changes in given.items()}
+    return given
+
+
+def _label(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def as_labels(given: object) -> object:
+    """Axes and labels as text, whatever YAML makes of `4` or `yes`."""
+    if isinstance(given, Mapping):
+        return {str(axis): _label(label) for axis, label in given.items()}
+    return given
+
+
+Axis = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+Grid = Annotated[dict[str, Axis], BeforeValidator(_labelled), Field(min_length=1)]
+"""By axis and label, changes of a recipe by dotted key; `{method.alpha: [0.1, 0.5]}` is short for such."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One label of each axis, and what they change together."""
+
+    labels: Labels
+    changes: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The cell in words: labels, with the axis where a label is nothing but a value of it."""
+        found = [f"{axis}={label}" if axis in self.changes and _label(self.changes[axis]) == label else label
+                 for axis, label in self.labels.items()]  # fmt: skip
+        return ", ".join(found) or "all"
+
+    def agrees(self, wanted: Labels) -> bool:
+        """Whether it has these labels."""
+        return all(self.labels.get(axis) == label for axis, label in wanted.items())
+
+
+def cells(grid: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Cell]:
+    """Every combination, the last axis fastest; a grid without axes has one cell."""
+    return list(_cells(grid))
+
+
+def _cells(grid: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[Cell]:
+    for chosen in itertools.product(*(labels.items() for labels in grid.values())):
+        labels = {axis: label for axis, (label, _) in zip(grid, chosen, strict=True)}
+        yield Cell(labels, {key: value for _, changes in chosen for key, value in changes.items()})
+
+
+def kept(grid: Mapping[str, Axis], keep: Mapping[str, Collection[str]], field: str) -> dict[str, Axis]:
+    """The grid with fewer labels on some axes."""
+    for axis, labels in keep.items():
+        for label in labels:
+            known(grid, {axis: label}, field)
+    return {axis: {label: labels[label] for label in keep.get(axis, labels)} for axis, labels in grid.items()}
+
+
+def known(grid: Mapping[str, Mapping[str, Any]], labels: Labels, field: str) -> None:
+    """Refuse an axis or label that the grid has not."""
+    for axis, label in labels.items():
+        if axis not in grid:
+            raise InputError(f"{field}: '{axis}' is not an axis of grid; {suggest(axis, list(grid))}")
+        if label not in grid[axis]:
+            raise InputError(f"{field}: '{label}' is not in grid.{axis}; {suggest(label, list(grid[axis]))}")
+
+
+def changed(tree: Mapping[str, Any], changes: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A recipe's tree with changes by dotted key; `field` is where they stand, for complaints."""
+    made = copy.deepcopy(dict(tree))
+    for path, value in changes.items():
+        put(made, path, copy.deepcopy(value), f"{field}: {path}")
+    return made
+
+
+def put(tree: dict[str, Any], path: str, value: Any, told: str) -> None:
+    """Set `a.b` of a tree; `told` begins a complaint."""
+    at: Any = tree
+    *parents, last = path.split(".")
+    for step in parents:
+        key = _key(at, step, told)
+        inner = at[key] if isinstance(at, list) else at.get(key)
+        if not isinstance(inner, dict | list):
+            # `data: mnist` is short for `data: {name: mnist}`; a change may add to it.
+            inner = at[key] = {"name": inner} if isinstance(inner, str) else {}
+        at = inner
+    at[_key(at, last, told)] = value
+
+
+def _key(at: list[Any] | dict[str, Any], step: str, told: str) -> Any:
+    if isinstance(at, dict):
+        return step
+    if not step.isdigit() or int(step) >= len(at):
+        raise InputError(f"{told}: '{step}' is no position in a list of {len(at)}; they count from 0")
+    return int(step)

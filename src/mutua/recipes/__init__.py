@@ -1,0 +1,156 @@
+"""Tables and figures of papers, each an item: its recipe, what varies, the numbers as printed, and its claims.
+
+PAPER/ITEM.yaml beside this file. `mutua reproduce PAPER/ITEM` runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mutua.errors import InputError, suggest
+from mutua.explain import explain
+from mutua.grid import Cell, Grid, as_labels, cells, changed, kept, known
+from mutua.measures import check
+from mutua.recipe import Recipe
+from mutua.spec import Spec, read_yaml
+
+FOLDER = Path(__file__).parent
+Scale = Literal["laptop", "paper"]
+Labels = Annotated[dict[str, str], BeforeValidator(as_labels)]
+Measure = Annotated[str, BeforeValidator(check)]
+
+
+def _all_labels(given: object) -> object:
+    if not isinstance(given, Mapping):
+        return given
+    return {
+        axis: [as_labels({"": label})[""] for label in labels] if isinstance(labels, list) else labels  # type: ignore[index]
+        for axis, labels in given.items()
+    }
+
+
+class _Part(Spec):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Laptop(_Part):
+    """What scale `laptop` changes: after a cell's changes those of `set`, then those of its labels in `grid`."""
+
+    set: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
+    keep: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_all_labels)] = Field(default_factory=dict)
+    cut: tuple[str, ...] = ()
+
+
+class Value(_Part):
+    """A number as printed, in the paper's unit: percent as percent."""
+
+    cell: Labels = Field(default_factory=dict)
+    measure: Measure
+    value: float
+    spread: float | None = None
+
+
+class Published(_Part):
+    """What the paper prints; no value where it only draws."""
+
+    selection: str | None = None
+    doubt: str | None = None
+    values: tuple[Value, ...] = ()
+
+
+class Claim(_Part):
+    """What the paper concludes: one thing is better than another, in the same seeds."""
+
+    text: str
+    measure: Measure
+    better: Labels = Field(default_factory=dict)
+    than: Labels | None = None
+    than_measure: Measure | None = None
+    lower: bool = False
+    """Whether the lower value is the better one, as of rounds or bytes."""
+    margin: float = 0.0
+    """By how much it may be worse, in the printed unit: for claims that something does little harm."""
+    control: bool = False
+    """Whether it explains another claim rather than being the paper's own."""
+
+    @model_validator(mode="after")
+    def _two_things(self) -> Self:
+        if self.than is None and self.than_measure is None:
+            raise ValueError("than and than_measure are both missing; a claim compares with one of them")
+        return self
+
+
+class Item(_Part):
+    """One table or figure of a paper."""
+
+    title: str
+    where: str
+    kind: Literal["runs", "newcomer"] = "runs"
+    recipe: dict[str, Any]
+    grid: Grid = Field(default_factory=dict)
+    laptop: Laptop = Field(default_factory=Laptop)
+    published: Published = Field(default_factory=Published)
+    claims: tuple[Claim, ...] = ()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        for key in ("seed", "grid"):
+            if key in self.recipe:
+                raise ValueError(f"recipe.{key}: an item has it not in its recipe; leave it out")
+        kept(self.grid, self.laptop.keep, "laptop.keep")
+        kept(self.grid, self.laptop.grid, "laptop.grid")
+        for i, value in enumerate(self.published.values):
+            known(self.grid, value.cell, f"published.values.{i}.cell")
+        for i, claim in enumerate(self.claims):
+            known(self.grid, claim.better, f"claims.{i}.better")
+            known(self.grid, claim.than or {}, f"claims.{i}.than")
+        return self
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Item:
+        """The item of a mapping such as YAML gives; `path` is where it was read, for complaints."""
+        where = f"{path}: " if path else ""
+        try:
+            return cls.model_validate(dict(tree))
+        except ValidationError as error:
+            raise InputError(where + explain(error, cls)) from None
+        except InputError as error:
+            raise InputError(f"{where}{error}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> Item:
+        """The item in a YAML file."""
+        return cls.of(read_yaml(path, "item"), path)
+
+    def cells(self, scale: Scale) -> list[tuple[Cell, Recipe]]:
+        """What runs at this scale: every cell with its recipe."""
+        grid = kept(self.grid, self.laptop.keep, "laptop.keep") if scale == "laptop" else self.grid
+        found = []
+        for cell in cells(grid):
+            tree = changed(self.recipe, cell.changes, f"grid: {cell.name}")
+            if scale == "laptop":
+                tree = changed(tree, self.laptop.set, "laptop.set")
+                for axis, label in cell.labels.items():
+                    tree = changed(tree, self.laptop.grid.get(axis, {}).get(label, {}), "laptop.grid")
+            try:
+                found.append((cell, Recipe.of(tree)))
+            except InputError as error:
+                raise InputError(f"{cell.name}, scale {scale}: {error}") from None
+        return found
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """Every item, as PAPER/ITEM."""
+    return sorted(f"{path.parent.name}/{path.stem}" for path in folder.glob("*/*.yaml"))
+
+
+def load(name: str, folder: Path = FOLDER) -> Item:
+    """The item of this name."""
+    if name not in names(folder):
+        raise InputError(f"ITEM: '{name}' is not an item; {suggest(name, names(folder))}")
+    return Item.load(folder / f"{name}.yaml")
