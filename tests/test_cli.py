@@ -60,7 +60,7 @@ def test_version_and_help(command: Command) -> None:
     ("words", "options"),
     [
         ("run", "--set --seed --engine --out --resume --data-dir --device --workers --profile --faults --json"),
-        ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --json"),
+        ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --minutes --json"),
         ("join", "--data --model --how --name --seed --out --json"),
         ("predict", "--client --data --out --json"),
         ("export", "--client --out"),
@@ -364,6 +364,8 @@ def test_compare_as_json(command: Command, tmp_path: Path) -> None:
     assert folders == {
         "comparison.csv",
         "comparison.json",
+        "results.csv",
+        "lock",
         *(f"{name.replace(':', '-')}-{seed}" for name in labels for seed in (0, 3)),
     }
     # Each run's folder is a run like any other, and the same run alone gives the same numbers.
@@ -380,23 +382,6 @@ def test_compare_says_who_uses_the_global_alone(command: Command, tmp_path: Path
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"tiny-compare-\d{8}-\d{6}", folder.name)
     assert done.out.endswith(f"saved in runs/{folder.name}\n")
-
-
-def test_a_comparison_that_is_stopped_keeps_what_it_had(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mutua.methods import FedAvg
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FedAvg, "merge", stop)
-    done = command("compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0,1", "--out", "x", "--json")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == "mutua: stopped by Ctrl-C; to go on: mutua run --resume x/fedavg-0\n"
-    kept = json.loads((tmp_path / "x" / "comparison.json").read_text())
-    assert [one["method"] for one in kept["runs"]] == ["fml"] and list(kept["summary"]) == ["fml"]
-    assert RunFolder.open(tmp_path / "x" / "fml-0").client("c0").predictor()
 
 
 @pytest.mark.parametrize(

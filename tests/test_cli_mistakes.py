@@ -238,9 +238,12 @@ $ mutua run tiny.yaml --out good.npz
 $ mutua run tiny.yaml --out good.npz/run
 --out: cannot write to good.npz/run: Not a directory; name another place
 
+$ mutua run tiny.yaml --set grid.rounds=[1,2]
+grid: a grid is many runs; use 'mutua compare', or leave it out by --set grid=null
+
 # compare
 $ mutua compare tiny.yaml
-Missing option '--methods'; see 'mutua compare --help'
+--methods: missing; name them as fml,fedavg,independent, or give the recipe a grid
 $ mutua compare tiny.yaml --methods fml,fedvag
 --methods: 'fedvag': method.name: 'fedvag' is not a method; did you mean 'fedavg'?
 $ mutua compare tiny.yaml --methods fedprox:nu=1

@@ -2,12 +2,13 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from scipy import stats as scipy_stats
 
 from mutua import compare as comparing
 from mutua.compare import contenders, seeds, summarise
@@ -15,7 +16,7 @@ from mutua.errors import InputError
 from mutua.learning.schedules import Linear, Listed
 from mutua.methods import FML, FedAvg, FedProx, Independent
 from mutua.recipe import Recipe
-from mutua.runner import run
+from mutua.runs.files import together
 
 
 @pytest.fixture
@@ -86,45 +87,51 @@ def test_seeds() -> None:
 # What is the same for all
 
 
-def test_every_method_and_seed_over_the_same_clients(recipe: Recipe) -> None:
-    calls = []
-
-    def runner(one: Recipe, federation: Any, label: str) -> Any:
-        calls.append((one.seed, label, one.method, federation))
-        return run(one.method, federation, plan=one.with_(rounds=0).plan())
-
-    found = list(comparing.compare(recipe, contenders("fml,fedavg", recipe), [3, 5], runner))
-    assert [label for label, _ in found] == ["fml", "fedavg"] * 2
-    assert [(seed, label) for seed, label, _, _ in calls] == [(3, "fml"), (3, "fedavg"), (5, "fml"), (5, "fedavg")]
-    assert [method for _, _, method, _ in calls] == [FML(alpha=0.3), FedAvg()] * 2
-    first, second, third, _ = (federation for *_, federation in calls)
-    assert first is second
-    assert not torch.equal(first["c0"].train.x, third["c0"].train.x)
-    # The starting global is the same too.
-    start, other = found[0][1].global_state, found[1][1].global_state
-    assert all(torch.equal(start[name], other[name]) for name in start)
-
-
-def test_what_cannot_run_is_known_before_anything_has_run(tiny: dict[str, Any]) -> None:
-    recipe = Recipe.of({**tiny, "models": {"clients": "mlp"}, "method": "independent"})
-    rivals = contenders("independent,fedavg", recipe)
-    with pytest.raises(InputError, match=r"--methods: 'fedavg': models\.global: missing"):
-        next(comparing.compare(recipe, rivals, [0], lambda *_: pytest.fail("one has run")))
-    few = recipe.with_(min_replies=3, models=Recipe.of(tiny).models)
-    with pytest.raises(InputError, match="--methods: 'fedavg': min_replies: 3, but a round draws 2 of 2 clients"):
-        next(comparing.compare(few, rivals, [0], lambda *_: pytest.fail("one has run")))
-    rivals = contenders("independent,fedmd", recipe)
-    with pytest.raises(InputError, match="--methods: 'fedmd': public: missing"):
-        next(comparing.compare(recipe, rivals, [0], lambda *_: pytest.fail("one has run")))
+def test_methods_are_an_axis_beside_those_of_the_grid(tiny: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        json.dumps({**tiny, "method": {"name": "fml", "alpha": 0.3}, "grid": {"method.beta": [0.1, 0.2]}})
+    )
+    found = comparing.cells(recipe, ["rounds=3"], "fml,fedavg")
+    assert [cell.name for cell, _ in found] == [
+        "fml, method.beta=0.1", "fedavg, method.beta=0.1", "fml, method.beta=0.2", "fedavg, method.beta=0.2",
+    ]  # fmt: skip
+    assert [one.method for _, one in found] == [
+        FML(alpha=0.3, beta=0.1), FedAvg(), FML(alpha=0.3, beta=0.2), FedAvg(),
+    ]  # fmt: skip
+    assert all(one.rounds == 3 and one.grid is None for _, one in found)
+    assert [cell.name for cell, _ in comparing.cells(recipe, [], None)] == ["method.beta=0.1", "method.beta=0.2"]
+    # Without a grid the methods are all there is.
+    recipe.write_text(json.dumps(tiny))
+    assert [dict(cell.labels) for cell, _ in comparing.cells(recipe, [], "fml,fedavg")] == [
+        {"method": "fml"},
+        {"method": "fedavg"},
+    ]
 
 
-def test_which_methods_use_the_global_alone(recipe: Recipe) -> None:
-    federation = recipe.federation()
-    found = {
-        name: comparing.uses_global_alone(run(contenders(name, recipe)[0].method, federation, rounds=0))
-        for name in ("fml", "fedavg", "fedprox", "finetuned:tune_epochs=1", "independent", "centralised")
-    }
-    assert [name for name, alone in found.items() if alone] == ["fedavg", "fedprox", "finetuned:tune_epochs=1"]
+@pytest.mark.parametrize(
+    ("grid", "methods", "said"),
+    [
+        (None, None, "--methods: missing; name them as fml,fedavg,independent, or give the recipe a grid"),
+        ({"method": {"a": {}}}, "fml", "--methods: .* has a grid with an axis 'method'; leave --methods out"),
+        ({"rounds": [1, "x"]}, None, "grid: 'x': rounds: 'x'; it must be a whole number"),
+        ({"a": {"b": {"data.0": 1, "data.0.x.0": 2}}}, None, "grid: 'b': data"),
+        ({"steps": {"two": {"steps": 2, "epochs": 1}}}, None, "grid: 'two': epochs and steps are both given"),
+    ],
+)
+def test_comparisons_that_are_none(
+    tiny: dict[str, Any], tmp_path: Path, grid: object, methods: str | None, said: str
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(json.dumps({**tiny, "grid": grid}))
+    with pytest.raises(InputError, match=said):
+        comparing.cells(tmp_path / "recipe.yaml", [], methods)
+
+
+def test_which_methods_use_the_global_alone(finished: Callable[..., tuple[Path, Any]]) -> None:
+    tuned = {"name": "finetuned", "tune_epochs": 1}
+    methods = ("fml", "fedavg", "fedprox", tuned, "independent", "centralised")
+    found = [name for name in methods if comparing.uses_global_alone(finished(name, rounds=0)[0])]
+    assert found == ["fedavg", "fedprox", tuned]
 
 
 # The arithmetic
@@ -141,13 +148,18 @@ def one(
         "clients": [{"id": "a", "accuracy": {"predictor": own, "global": shared}}],
         "bytes": {"up": up, "down": 2 * up},
         "domains": domains,
+        "over_clients": {"worst": own, "spread_clients": 0.0, "better_off": None},
     }
 
 
 def test_means_deviations_and_paired_differences_by_numpy() -> None:
     rng = np.random.default_rng(0)
     shared, own = rng.random((2, 4)), rng.random((2, 4))
-    runs = [(name, one(shared[m, s], own[m, s], up=100 * m + s)) for s in range(4) for m, name in enumerate("xy")]
+    runs = [
+        (name, one(shared[m, s], own[m, s], up=100 * m + s, seed=s))
+        for s in range(4)
+        for m, name in enumerate("xy")
+    ]
     summary = summarise(runs)
     for m, name in enumerate("xy"):
         for model, table in (("global", shared), ("predictor", own)):
@@ -157,6 +169,10 @@ def test_means_deviations_and_paired_differences_by_numpy() -> None:
             assert accuracy["values"] == pytest.approx(list(table[m]))
             assert difference["mean"] == pytest.approx((table[m] - table[0]).mean())
             assert difference["std"] == pytest.approx((table[m] - table[0]).std(ddof=1))
+            if m:
+                interval = scipy_stats.ttest_rel(table[m], table[0]).confidence_interval(0.95)
+                assert (difference["low"], difference["high"]) == pytest.approx(tuple(interval))
+        assert summary[name]["clients"]["worst"]["mean"] == pytest.approx(own[m].mean())
         assert summary[name]["bytes"] == {"up": 100 * m + 1.5, "down": 200 * m + 3}
     assert summary["x"]["difference"]["global"]["values"] == [0.0] * 4
 
@@ -169,11 +185,17 @@ def test_one_seed_has_no_deviation() -> None:
 
 def test_what_a_method_has_not_is_null() -> None:
     summary = summarise(
-        [("x", one(None, 0.7)), ("y", one(0.4, 0.9)), ("x", one(None, 0.5)), ("y", one(0.2, None))]
+        [("x", one(None, 0.7)), ("y", one(0.4, 0.9)), ("x", one(None, 0.5, seed=1)), ("y", one(0.2, None, seed=1))]
     )
     assert summary["x"]["accuracy"]["global"]["mean"] is None
     assert summary["y"]["difference"]["global"]["mean"] is None
     assert summary["y"]["accuracy"]["predictor"] == {"mean": None, "std": None, "values": [0.9, None]}
+
+
+def test_seeds_that_one_has_not_are_not_compared() -> None:
+    runs = [("x", one(0.5, 0.5, seed=s)) for s in (0, 1, 2)] + [("y", one(0.7, 0.7, seed=s)) for s in (2, 5)]
+    assert summarise(runs)["y"]["difference"]["global"]["values"] == pytest.approx([0.2])
+    assert summarise([]) == {}
 
 
 def test_domains_are_compared_where_all_runs_have_them() -> None:
@@ -187,10 +209,14 @@ def test_domains_are_compared_where_all_runs_have_them() -> None:
 
 
 def test_the_files(tmp_path: Path) -> None:
+    def save(some: list[Any]) -> None:
+        with together() as files:
+            comparing.write(files, tmp_path, some)
+
     runs = [(name, one(0.5, None if name == "y" else 0.25, seed=s)) for s in (0, 1) for name in "xy"]
-    comparing.write(tmp_path, runs[:3])  # stopped in mid-comparison
+    save(runs[:3])  # stopped in mid-comparison
     assert len(json.loads((tmp_path / "comparison.json").read_text())["runs"]) == 3
-    comparing.write(tmp_path, runs)
+    save(runs)
     with (tmp_path / "comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["method", "seed", "client", "model", "selection", "accuracy"]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 import mutua
-from mutua.errors import InputError, MutuaError
+from mutua.errors import InputError, MutuaError, RunError
 
 # Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
-    from mutua.federation import Federation
     from mutua.recipe import Recipe
-    from mutua.result import Result
+    from mutua.sweep import Outcome, Sweep
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(rich_markup_mode=None)
@@ -55,6 +54,12 @@ Device = Annotated[
 EngineName = Annotated[str, typer.Option(help="Where clients run: local.", metavar="NAME")]
 Workers = Annotated[
     int | None, typer.Option(help="Clients at work at once; else one a core. Changes no result.", metavar="N")
+]
+AtOnce = Annotated[
+    int | None, typer.Option(help="Runs at once, each in a process; else one a core.", min=1, metavar="N")
+]
+Minutes = Annotated[
+    float | None, typer.Option(help="Stop after so many minutes; the same command goes on.", min=0, metavar="M")
 ]
 Client = Annotated[str, typer.Option(help="Whose model: a client's or newcomer's id.", metavar="ID")]
 Images = "an .npz file, or a folder of images, which are resized to the model's input"
@@ -181,6 +186,8 @@ def _run(
         raise InputError("RECIPE: missing; give a YAML file, or --resume with the folder of a run")
     else:
         loaded = _load(recipe, sets, seed, device)
+        if loaded.grid is not None:
+            raise InputError("grid: a grid is many runs; use 'mutua compare', or leave it out by --set grid=null")
         if faults is not None:
             loaded = loaded.with_(faults=Faults.load(faults))
         with timed("data"):
@@ -204,62 +211,75 @@ def _run(
 def compare(
     recipe: RecipeFile,
     methods: Annotated[
-        str, typer.Option(help="Methods with options: fml,fedprox:mu=0.1,independent.", metavar="LIST")
-    ],
+        str | None,
+        typer.Option(
+            help="Methods with options: fml,fedprox:mu=0.1,independent. Else the recipe has a grid.",
+            metavar="LIST",
+        ),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds.", metavar="LIST")] = "0,1,2",
     sets: Sets = None,
     engine: EngineName = "local",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for all runs; else runs/NAME-compare-DATE.", metavar="DIR")
+        Path | None,
+        typer.Option(
+            help="Folder for all runs; else runs/NAME-compare-DATE. What is finished there is not run again.",
+            metavar="DIR",
+        ),
     ] = None,
     data_dir: DataDir = None,
     device: Device = None,
-    workers: Workers = None,
+    workers: AtOnce = None,
+    minutes: Minutes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare methods over the same data, splits and seeds."""
+    """Compare methods, or a grid's cells, over the same seeds."""
     from mutua import compare as comparing
+    from mutua.engines.workers import cores
+    from mutua.privacy import Guarantee
     from mutua.reports import console
-    from mutua.reports.console import ProgressBar
-    from mutua.runner import prepared
-    from mutua.runs.execute import execute
-    from mutua.runs.folder import RunFolder, dated, filling
+    from mutua.result import reported
+    from mutua.runs.folder import dated
+    from mutua.sweep import Sweep
 
-    loaded = _load(recipe, sets, None, device)
-    contenders, chosen = comparing.contenders(methods, loaded), comparing.seeds(seeds)
-    reports: list[dict[str, Any]] = []
-    runs: list[tuple[str, dict[str, Any]]] = []
-    shared: dict[str, None] = {}
-    said: set[str] = set()
-    promised: dict[str, str] = {}
-    with filling(out or dated(f"{loaded.name}-compare")) as place, console.bars(not as_json) as bars:
-
-        def runner(one: Recipe, federation: Federation, label: str) -> Result:
-            notes = prepared(one.method, federation, one).notes
-            console.show_notes([note for note in notes if note not in said])
-            said.update(notes)
-            name = "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
-            folder = RunFolder.create(one.name, one.seed, place / f"{name}-{one.seed}")
-            callbacks = [] if as_json else [ProgressBar(f"{label}, seed {one.seed}", bars, keep=False)]
-            return execute(one, federation, folder, engine=engine, workers=workers, callbacks=callbacks)
-
-        for label, result in comparing.compare(loaded, contenders, chosen, runner, data_dir):
-            reports.append({**result.report(), "method": label})
-            runs.append((label, result.summary()))
-            comparing.write(place, runs)  # after each, so that a comparison that is stopped has what it had
-            if comparing.uses_global_alone(result):
-                shared[label] = None
-            if result.guarantee is not None:
-                promised[label] = f"{label}, seed {result.job.plan.seed}: differential privacy {result.guarantee}"
+    chosen = comparing.seeds(seeds)
+    cells = comparing.cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
+    sweep = Sweep(out or dated(f"{cells[0][1].name}-compare"), cells, chosen)
+    with sweep.kept():
+        sweep.check(data_dir, "--methods" if methods else "grid")
+        with console.bars(not as_json) as bars:
+            watch = console.SweepBars(len(sweep.runs), len(sweep.finished), bars, notes_only=as_json)
+            outcome = sweep.run(
+                watch, workers=workers or cores(), data_dir=data_dir, engine=engine, minutes=minutes
+            )
+    runs = sweep.summaries()
     summary = comparing.summarise(runs)
-    if as_json:
-        _print_json({"runs": reports, "summary": summary})
-    else:
-        names = ", ".join(shared)
-        notes = [f"{names}: every client uses models.global, not a model of its own"] if shared else []
-        notes += [f"{c.label}: {options}" for c in contenders if (options := console.options(c.method))]
-        console.show_comparison(summary, loaded.selection, [*notes, *promised.values()])
-    console.say(f"saved in {place}", console.err if as_json else console.out)
+    interrupted = outcome.stopped.startswith("stopped")
+    if as_json and not interrupted:
+        _print_json({"runs": [{**reported(run), "method": label} for label, run in runs], "summary": summary})
+    elif runs and not interrupted:
+        done = {run.cell.name: run for run in sweep.finished}
+        shared = [name for name, run in done.items() if comparing.uses_global_alone(run.path)]
+        notes = [f"{', '.join(shared)}: every client uses models.global, not a model of its own"] if shared else []
+        notes += [f"{name}: {told}" for name, run in done.items() if (told := console.options(run.recipe.method))]
+        for label, run in {label: run for label, run in runs if run["privacy"] is not None}.items():
+            notes.append(f"{label}, seed {run['seed']}: differential privacy {Guarantee.of(run['privacy'])}")
+        console.show_comparison(summary, cells[0][1].selection, notes)
+        console.show_clients(summary)
+        console.show_differences(summary)
+    if not interrupted:
+        console.say(f"saved in {sweep.place}", console.err if as_json else console.out)
+    _ended(sweep, outcome)
+
+
+def _ended(sweep: Sweep, outcome: Outcome) -> None:
+    """Say, as an error, what keeps a sweep from being whole."""
+    if outcome.stopped:
+        done = f"{len(sweep.finished)} of {len(sweep.runs)} runs are finished"
+        raise RunError(f"{outcome.stopped}; {done}; to go on: the same command with --out {sweep.place}")
+    if outcome.failed:
+        told = "; ".join(f"{label}: {why}" for label, why in outcome.failed.items())
+        raise RunError(f"{len(outcome.failed)} of {len(sweep.runs)} runs failed: {told}")
 
 
 @app.command()

@@ -1,28 +1,28 @@
-"""Fair comparisons: several methods over the same data, splits and seeds."""
+"""Fair comparisons: methods, or other cells of a grid, over the same data, splits and seeds."""
 
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from mutua import untrusted
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.grid import Cell
 from mutua.methods import base
 from mutua.methods.base import Method
-from mutua.plan import Plan
-from mutua.recipe import Recipe
-from mutua.result import Result
-from mutua.runner import prepared
-from mutua.runs.files import to_json
+from mutua.recipe import Recipe, expand, read_recipe
+from mutua.runs.files import Together, to_json
+from mutua.stats import Difference, Spread
 
 MEASURES = ("global", "predictor")
 DOMAINS = ("wdp", "cdp", "acc")
+OVER_CLIENTS = ("worst", "spread_clients", "better_off")
 OUTSIDE_BRACKETS = r"{}(?![^\[{{]*[\]}}])"
 
 
@@ -83,65 +83,52 @@ def _split(mark: str, text: str) -> list[str]:
     return re.split(OUTSIDE_BRACKETS.format(mark), text)
 
 
-Runner = Callable[[Recipe, Federation, str], Result]
+def cells(path: Path, overrides: Sequence[str], methods: str | None) -> list[tuple[Cell, Recipe]]:
+    """What a comparison runs: the cells of the recipe's grid, each with every method that is named."""
+    tree = read_recipe(path, overrides)
+    recipe = Recipe.of(tree, path)
+    found = expand(tree, recipe.grid or {}, path)
+    if methods is None and recipe.grid is None:
+        raise InputError("--methods: missing; name them as fml,fedavg,independent, or give the recipe a grid")
+    if methods is None:
+        return found
+    if recipe.grid and "method" in recipe.grid:
+        raise InputError(f"--methods: {path} has a grid with an axis 'method'; leave --methods out")
+    named = []
+    for cell, one in found:
+        for rival in contenders(methods, one):
+            changes = {"method": base.spec(rival.method), **cell.changes}
+            named.append((Cell({"method": rival.label, **cell.labels}, changes), one.with_(method=rival.method)))
+    return named
 
 
-def compare(
-    recipe: Recipe,
-    methods: Sequence[Contender],
-    seeds: Sequence[int],
-    runner: Runner,
-    data_dir: Path | None = None,
-) -> Iterator[tuple[str, Result]]:
-    """Every method with every seed; the seed fixes data, split, partition and starting weights for all."""
-    for seed in seeds:
-        seeded = recipe.with_(seed=seed)
-        federation = seeded.federation(data_dir)
-        for contender in methods if seed == seeds[0] else ():  # before the first has run for an hour
-            _check(contender, federation, seeded)
-        for contender in methods:
-            yield contender.label, runner(seeded.with_(method=contender.method), federation, contender.label)
+def uses_global_alone(run: Path) -> bool:
+    """Whether a finished run's clients have no model of their own design: FedAvg and its like."""
+    return (run / "global").is_dir() and not any(run.glob("clients/*/personal.safetensors"))
 
 
-def _check(contender: Contender, federation: Federation, plan: Plan) -> None:
-    try:
-        prepared(contender.method, federation, plan)
-    except InputError as error:
-        raise InputError(f"--methods: '{contender.label}': {error}") from None
-
-
-def uses_global_alone(result: Result) -> bool:
-    """Whether clients have no model of their own design: FedAvg and its like."""
-    return result.global_state is not None and all("personal" not in client.state for client in result.clients)
+_BySeed = Mapping[int, dict[str, Any]]
 
 
 def summarise(runs: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """By method: mean and standard deviation over seeds, and the paired difference to the first method."""
+    """By cell: mean and standard deviation over seeds, and the paired difference to the first cell."""
     labels = list(dict.fromkeys(label for label, _ in runs))
-    measures = MEASURES + (DOMAINS if all(run["domains"] for _, run in runs) else ())
-    values = {
-        label: {model: [_accuracy(run, model) for name, run in runs if name == label] for model in measures}
-        for label in labels
+    measures = MEASURES + (DOMAINS if runs and all(run["domains"] for _, run in runs) else ())
+    of = {label: {run["seed"]: run for name, run in runs if name == label} for label in labels}
+    return {label: _row(mine, of[labels[0]], measures) for label, mine in of.items()}
+
+
+def _row(mine: _BySeed, first: _BySeed, measures: Sequence[str]) -> dict[str, Any]:
+    both, runs = [seed for seed in mine if seed in first], list(mine.values())
+    differences = {
+        model: _difference([(_accuracy(mine[seed], model), _accuracy(first[seed], model)) for seed in both])
+        for model in measures
     }
-    first = values[labels[0]]
     return {
-        label: {
-            "accuracy": {model: _spread(values[label][model]) for model in measures},
-            "difference": {
-                model: _spread(
-                    [
-                        None if a is None or b is None else a - b
-                        for a, b in zip(values[label][model], first[model], strict=False)
-                    ]
-                )
-                for model in measures
-            },
-            "bytes": {
-                direction: fmean([run["bytes"][direction] for name, run in runs if name == label])
-                for direction in ("up", "down")
-            },
-        }
-        for label in labels
+        "accuracy": {model: _spread([_accuracy(run, model) for run in runs]) for model in measures},
+        "difference": differences,
+        "clients": {name: _spread([run["over_clients"][name] for run in runs]) for name in OVER_CLIENTS},
+        "bytes": {way: fmean([run["bytes"][way] for run in runs]) for way in ("up", "down")},
     }
 
 
@@ -157,22 +144,26 @@ def _accuracy(run: dict[str, Any], model: str) -> float | None:
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean and standard deviation (n − 1); one seed has no deviation, and a missing value leaves no mean."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return {"mean": None, "std": None, "values": list(values)}
-    return {"mean": fmean(known), "std": stdev(known) if len(known) > 1 else None, "values": known}
+    found = Spread.of(values)
+    return {"mean": found.mean, "std": found.sd, "values": list(values)}
 
 
-def write(folder: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """comparison.csv, a row a method, seed and client, and comparison.json with the summary."""
-    with (folder / "comparison.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["method", "seed", "client", "model", "selection", "accuracy"])
-        for label, run in runs:
-            found = [("global", "global", run["global"]["accuracy"])]
-            found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
-            for client, model, accuracy in found:
-                writer.writerow([label, run["seed"], client, model, run["selection"], accuracy])
+def _difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, Any]:
+    found = Difference.of_pairs([a for a, _ in pairs], [b for _, b in pairs])
+    values = [None if a is None or b is None else a - b for a, b in pairs]
+    return {"mean": found.mean, "std": found.sd, "values": values, "low": found.low, "high": found.high}
+
+
+def write(files: Together, folder: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """comparison.csv, a row a cell, seed and client, and comparison.json with the summary."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", "seed", "client", "model", "selection", "accuracy"])
+    for label, run in runs:
+        found = [("global", "global", run["global"]["accuracy"])]
+        found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
+        for client, model, accuracy in found:
+            writer.writerow([label, run["seed"], client, model, run["selection"], accuracy])
     report = {"runs": [{**run, "method": label} for label, run in runs], "summary": summarise(runs)}
-    (folder / "comparison.json").write_text(to_json(report) + "\n", encoding="utf-8")
+    files.write(folder / "comparison.csv", text.getvalue())
+    files.write(folder / "comparison.json", to_json(report) + "\n")

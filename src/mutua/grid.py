@@ -46,6 +46,8 @@ def as_labels(given: object) -> object:
     return given
 
 
+Axes = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By axis and label, changes by dotted key."""
 Axis = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
 Grid = Annotated[dict[str, Axis], BeforeValidator(_labelled), Field(min_length=1)]
 """By axis and label, changes of a recipe by dotted key; `{method.alpha: [0.1, 0.5]}` is short for such."""
@@ -60,22 +62,24 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell in words: labels, with the axis where a label is nothing but a value of it."""
-        found = [f"{axis}={label}" if axis in self.changes and _label(self.changes[axis]) == label else label
-                 for axis, label in self.labels.items()]  # fmt: skip
-        return ", ".join(found) or "all"
+        """The cell in words: its labels, with the axis where a label is a mere value, such as 0.1."""
+        return ", ".join(self._word(axis, label) for axis, label in self.labels.items()) or "all"
+
+    def _word(self, axis: str, label: str) -> str:
+        value = self.changes.get(axis)
+        return label if value is None or isinstance(value, str) or _label(value) != label else f"{axis}={label}"
 
     def agrees(self, wanted: Labels) -> bool:
         """Whether it has these labels."""
         return all(self.labels.get(axis) == label for axis, label in wanted.items())
 
 
-def cells(grid: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Cell]:
+def cells(grid: Axes) -> list[Cell]:
     """Every combination, the last axis fastest; a grid without axes has one cell."""
     return list(_cells(grid))
 
 
-def _cells(grid: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[Cell]:
+def _cells(grid: Axes) -> Iterator[Cell]:
     for chosen in itertools.product(*(labels.items() for labels in grid.values())):
         labels = {axis: label for axis, (label, _) in zip(grid, chosen, strict=True)}
         yield Cell(labels, {key: value for _, changes in chosen for key, value in changes.items()})

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, pstdev, stdev
+from typing import Any, NamedTuple
 
 from mutua.errors import InputError, suggest
+from mutua.history import History, Row
+from mutua.ledger import Direction, Ledger
+from mutua.runs.folder import RunFolder
 
 CURVES = ("global", "predictor", "global_own")
 """What is measured at every evaluation, so that it can reach a value or settle."""
@@ -29,6 +36,9 @@ ABOUT = {
 OF_CLIENTS = ("predictor", "global_own", "wdp", "cdp", "acc", "worst", "spread_clients", "better_off")
 """Those that may name clients: acc(photo), predictor(c0 c1) is the mean of two."""
 REACHING = ("rounds_to", "bytes_to")
+COUNTS = (*REACHING, "bytes_up", "bytes_down")
+"""Those that are counted; the others are fractions, printed as percent."""
+WAYS: tuple[Direction, ...] = ("up", "down")
 CALL = re.compile(r"^([a-z_0-9]+)(?:\((.*)\))?$")
 
 
@@ -59,6 +69,124 @@ class Measure(NamedTuple):
         if given or curve not in CURVES:
             raise InputError(f"measure: {text!r}; {name} is {ABOUT[name]}; curves are {', '.join(CURVES)}")
         return Measure(name, x, curve)
+
+    @property
+    def unit(self) -> float:
+        """What a value is multiplied by where it is printed."""
+        return 1.0 if self.name in COUNTS else 100.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run's numbers, read from its folder when they are asked for."""
+
+    path: Path
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What run.json says of the results."""
+        return RunFolder.open(self.path).record.summary
+
+    @cached_property
+    def _rows(self) -> tuple[History, Ledger]:
+        return RunFolder.open(self.path).rows()
+
+    @property
+    def history(self) -> History:
+        """What was measured."""
+        return self._rows[0]
+
+    @property
+    def ledger(self) -> Ledger:
+        """What crossed."""
+        return self._rows[1]
+
+    def by_client(self, name: str) -> dict[str, float]:
+        """Each client's number, of the evaluation that the run selects; clients that have none are left out."""
+        if name in ("wdp", "cdp", "acc"):
+            selection = self.summary["selection"]
+            found = {
+                client["id"]: self.history.selected(selection, client["id"], "predictor", "test", name)
+                for client in self.summary["clients"]
+            }
+        else:
+            model = "global" if name == "global_own" else "predictor"
+            found = {client["id"]: client["accuracy"][model] for client in self.summary["clients"]}
+        return {client: value for client, value in found.items() if value is not None}
+
+    @cached_property
+    def rows(self) -> list[tuple[str, str, str, str, float | None]]:
+        """Client, model, split, metric and value: each of the evaluation that the run selects; bytes in all.
+
+        `mean` is the mean over clients, `global` the global on the common test set.
+        """
+        selection = self.summary["selection"]
+        series: dict[tuple[str, str, str, str], list[Row]] = {}
+        for row in self.history:
+            if row.split != "train":
+                series.setdefault((row.client, row.model, row.split, row.metric), []).append(row)
+        models = dict.fromkeys((client, model) for client, model, *_ in series)
+        best = {of: self.history.best_round(*of) for of in models} if selection == "best" else {}
+        found: dict[tuple[str, str, str, str], float | None] = {}
+        for (client, model, split, metric), rows in series.items():
+            chosen = [row for row in rows if row.round == best[client, model]] if best else rows
+            values = [row.value for row in chosen[-5 if selection == "last5" else -1 :] if row.value is not None]
+            found[client, model, split, metric] = fmean(values) if values else None
+        for client in self.summary["clients"]:
+            for way in WAYS:
+                found[client["id"], "", "", f"bytes_{way}"] = self.ledger.bytes(way, client["id"])
+        means: dict[tuple[str, str, str], list[float]] = {}
+        for (client, *of), value in found.items():
+            if client != "global" and value is not None:
+                means.setdefault((of[0], of[1], of[2]), []).append(value)
+        every = [(*key, value) for key, value in found.items()]
+        return [*every, *(("mean", *key, fmean(values)) for key, values in means.items())]
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """By round, the global on the common test set or the mean over clients on their own."""
+        if name != "global":
+            return self.history.curve("predictor" if name == "predictor" else "global")
+        rows = self.history.select(client="global", model="global", split="test", metric="accuracy")
+        return [(row.round, row.value) for row in rows if row.value is not None]
+
+    def measure(self, asked: Measure, alone: Finished | None = None) -> float | None:
+        """One number; None where the run has it not. `alone` is the same clients' run without a federation."""
+        match asked.name:
+            case "global":
+                return self.summary["global"]["accuracy"]  # type: ignore[no-any-return]
+            case "rounds_to" | "bytes_to":
+                round = next((at for at, value in self.curve(asked.curve) if value >= asked.x / 100), None)
+                return None if round is None else self._spent(asked, round)
+            case "spread_last_20":
+                last = [value for _, value in self.curve(asked.curve)[-20:]]
+                return stdev(last) if len(last) > 1 else None
+            case "bytes_up" | "bytes_down":
+                entries = [entry for entry in self.ledger if entry.direction == asked.name.removeprefix("bytes_")]
+                turns = {(entry.round, entry.client) for entry in entries}
+                return sum(entry.bytes for entry in entries) / len(turns) if turns else 0.0
+        values = self.by_client(asked.name)
+        wanted = {client: values[client] for client in asked.clients or values if client in values}
+        if not wanted or len(wanted) < len(asked.clients):
+            return None
+        match asked.name:
+            case "worst":
+                return min(wanted.values())
+            case "spread_clients":
+                return pstdev(wanted.values())
+            case "better_off":
+                before = {} if alone is None else alone.by_client("predictor")
+                pairs = [(value, before[client]) for client, value in wanted.items() if client in before]
+                return fmean(own > other for own, other in pairs) if pairs else None
+        return fmean(wanted.values())
+
+    def whole(self, asked: Measure) -> float:
+        """What the whole run took, for a run that never reached what was asked."""
+        return self._spent(asked, self.summary["rounds"])
+
+    def _spent(self, asked: Measure, round: int) -> float:
+        if asked.name == "rounds_to":
+            return round
+        return sum(e.bytes for e in self.ledger if e.direction == "up" and e.round <= round)
 
 
 def check(text: object) -> object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -121,6 +121,12 @@ class Guarantee:
         if self.sampled is not None:
             text += f" ({self.sampled:.3g} if nobody could know who was drawn)"
         return f"{text}, at δ = {self.settings.delta:g}"
+
+    @staticmethod
+    def of(summary: Mapping[str, Any]) -> Guarantee:
+        """The guarantee in a run's JSON."""
+        settings = {key: value for key, value in summary.items() if key != "epsilon"}
+        return Guarantee(Privacy.model_validate(settings), **summary["epsilon"])
 
     def summary(self) -> dict[str, Any]:
         """A run's JSON."""

@@ -32,7 +32,7 @@ from mutua.errors import InputError
 from mutua.explain import explain
 from mutua.faults import Faults
 from mutua.federation import Client, Federation
-from mutua.grid import Grid, put
+from mutua.grid import Axes, Cell, Grid, cells, changed, put
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
@@ -173,10 +173,7 @@ class Recipe(Plan):
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
         """The recipe in a YAML file, with `a.b=c` overrides."""
-        tree = read_yaml(path, "recipe")
-        for override in overrides:
-            _set(tree, override)
-        return cls.of(tree, path)
+        return cls.of(read_recipe(path, overrides), path)
 
     @classmethod
     def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Recipe:
@@ -251,6 +248,27 @@ class Recipe(Plan):
         # What is done, then how long and how fast: as people write it.
         order = sorted(tree, key=lambda field: field in Plan.model_fields)
         return yaml.safe_dump({field: tree[field] for field in order}, sort_keys=False, allow_unicode=True)
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a recipe's file says, with `a.b=c` overrides; not yet checked."""
+    tree = read_yaml(path, "recipe")
+    for override in overrides:
+        _set(tree, override)
+    return tree
+
+
+def expand(tree: Mapping[str, Any], grid: Axes, path: Path | None = None) -> list[tuple[Cell, Recipe]]:
+    """Every cell of a grid with its recipe."""
+    plain = {key: value for key, value in tree.items() if key != "grid"}
+    found = []
+    for cell in cells(grid):
+        where = f"{path}: grid: '{cell.name}'" if path else f"grid: '{cell.name}'"
+        try:
+            found.append((cell, Recipe.of(changed(plain, cell.changes, "changes"))))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+    return found
 
 
 def _deal(source: Source, data: Data, partition: Partition, seed: int, at: str = "data") -> Dealt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -157,9 +158,7 @@ class Result:
 
     def report(self) -> dict[str, Any]:
         """What `mutua run --json` prints: people script against these keys; `selection` is there if not `last`."""
-        summary = self.summary()
-        asked = () if self.job.plan.selection == "last" else ("selection",)
-        return {key: summary[key] for key in (*REPORTED, *asked)}
+        return reported(self.summary())
 
     def summary(self) -> dict[str, Any]:
         """The numbers of a run. Accuracies are on test data, of the evaluation that the plan selects."""
@@ -190,6 +189,12 @@ class Result:
             "privacy": None if self.guarantee is None else self.guarantee.summary(),
             "seconds": round(self.seconds, 3),
         }
+
+
+def reported(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a run's summary, what `--json` prints."""
+    asked = () if summary.get("selection", "last") == "last" else ("selection",)
+    return {key: summary.get(key) for key in (*REPORTED, *asked)}
 
 
 def expect(template: Samples, given: Samples, name: str) -> None:

@@ -61,6 +61,11 @@ def announce(name: str) -> None:
         os.write(2, f"{name}: finishing what has begun, then saving; once more does not wait\n".encode())
 
 
+def quiet() -> None:
+    """Say nothing when a signal is heard: the process that sends it has said it."""
+    _ears.told = True
+
+
 @contextmanager
 def _hearing(open: bool) -> Iterator[None]:
     before, _ears.open = _ears.open, open

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,9 @@ from mutua.methods import base
 from mutua.profile import Profile
 from mutua.result import Result
 from mutua.rounds import Event, Finished, Rejected, RoundEnded, Started
+
+if TYPE_CHECKING:
+    from mutua.sweep import News
 
 # Results go to stdout, everything about the way there to stderr; what users named stays as they wrote it.
 out = Console(markup=False, emoji=False, highlight=False)
@@ -114,7 +118,7 @@ class ProgressBar:
                 say(f"{self.label}: {self.note}", err)
 
     def _show(self, round: int, history: History) -> None:
-        self.note = _standing(history)
+        self.note = standing(history)
         if self.progress is not None:
             at = f"round {round}/{self.rounds}"
             self.progress.update(self.task, completed=round, at=at, note=self.note)
@@ -122,13 +126,68 @@ class ProgressBar:
             say(f"{self.label}: round {round}/{self.rounds}, {self.note}", err)
 
 
-def _standing(history: History) -> str:
+def standing(history: History) -> str:
     """The newest accuracies: of the global on the common test set, of the clients on their own."""
     shared = history.select(client="global", metric="accuracy")
     own = history.curve("predictor")
     parts = [f"global {percent(shared[-1].value)} %"] if shared else []
     parts += [f"clients {percent(own[-1][1])} %"] if own else []
     return ", ".join(parts)
+
+
+class SweepBars:
+    """Watches a sweep: in a terminal a bar for all runs and one a run at work; a line for each that ends."""
+
+    def __init__(self, runs: int, finished: int, progress: Progress | None, notes_only: bool = False) -> None:
+        self.runs, self.finished, self.progress, self.notes_only = runs, finished, progress, notes_only
+        self._todo, self._began = runs - finished, time.monotonic()
+        self._tasks: dict[str, TaskID] = {}
+        self._part: dict[str, float] = {}
+        self._said: set[str] = set()
+        self._all = TaskID(0)
+        if progress is not None:
+            self._all = progress.add_task("all runs", total=self._todo, at=self._count, note="")
+
+    def __call__(self, news: News) -> None:
+        """Show what a run says."""
+        label, at = news.run.label, f"round {news.round}/{news.rounds}"
+        match news.what:
+            case "note" if news.text not in self._said:
+                self._said.add(news.text)
+                show_notes([news.text])
+            case "failed":
+                say(f"{label}: failed: {news.text}", err)
+            case "said" if not self.notes_only:
+                say(f"{label}: {news.text}", err)
+            case "done":
+                self.finished += 1
+                self._part[label] = 1.0
+                if not self.notes_only:
+                    left = f", {self._left()}" if self.finished < self.runs else ""
+                    say(f"{label}: round {news.rounds}/{news.rounds}, {news.text} ({self._count}{left})", err)
+            case "round":
+                self._part[label] = news.round / max(news.rounds, 1)
+        if self.progress is not None:
+            self._draw(news, label, at)
+
+    def _draw(self, news: News, label: str, at: str) -> None:
+        assert self.progress is not None
+        if news.what == "begun":
+            self._tasks[label] = self.progress.add_task(label, total=news.rounds, at="", note="")
+        elif news.what == "round" and label in self._tasks:
+            self.progress.update(self._tasks[label], completed=news.round, at=at, note=news.text)
+        elif news.what in ("done", "failed", "stopped") and label in self._tasks:
+            self.progress.remove_task(self._tasks.pop(label))
+        self.progress.update(self._all, completed=sum(self._part.values()), at=self._count)
+
+    @property
+    def _count(self) -> str:
+        return f"{self.finished} of {self.runs} runs"
+
+    def _left(self) -> str:
+        done = sum(self._part.values())
+        minutes = (time.monotonic() - self._began) / done * (self._todo - done) / 60
+        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
 
 
 def show_notes(notes: Sequence[str]) -> None:
@@ -234,6 +293,33 @@ def show_comparison(summary: dict[str, Any], selection: Selection = "last", note
     explained = [f"{key}: {MEASURES[key]}" for key in measures]
     title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over seeds"
     show(title, methods, *explained, *notes)
+
+
+def show_clients(summary: dict[str, Any]) -> None:
+    """Of every row of a comparison: its worst client, the spread over clients, who is better off than alone."""
+    names = {"worst": "worst client", "spread_clients": "spread", "better_off": "better off"}
+    shown = [key for key in names if any(_known(row["clients"][key]) for row in summary.values())]
+    rows = table(["method"], [names[key] for key in shown])
+    for label, row in summary.items():
+        rows.add_row(label, *(_spread(row["clients"][key]) for key in shown))
+    better = "better off: clients (%) whose predictor is better than theirs of independent"
+    title = "\nover clients: predictors' accuracy (%) on own test data"
+    spread = "spread: standard deviation over clients"
+    show(title, rows, spread, *([better] if "better_off" in shown else []))
+
+
+def show_differences(summary: dict[str, Any]) -> None:
+    """Paired differences to the first row over the same seeds, with 95 % intervals and what they tell."""
+    first, *others = summary
+    rows = table(["method", "measure"], ["difference", "95 % interval", ""])
+    for label in others:
+        for measure, found in summary[label]["difference"].items():
+            if measure in MEASURES and found["low"] is not None:
+                tells = "better" if found["low"] > 0 else "worse" if found["high"] < 0 else "cannot tell"
+                interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
+                rows.add_row(label, measure, f"{100 * found['mean']:+.1f}", interval, tells)
+    if rows.row_count:
+        show(f"\nminus {first}, in the same seeds (percentage points; Student's t)", rows)
 
 
 def _known(found: dict[str, Any] | None) -> bool:

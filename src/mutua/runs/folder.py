@@ -38,8 +38,8 @@ from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.explain import explain
 from mutua.federation import Federation
-from mutua.history import Row
-from mutua.ledger import Direction, Entry
+from mutua.history import History, Row
+from mutua.ledger import Direction, Entry, Ledger
 from mutua.message import Tensors
 from mutua.methods import base
 from mutua.models import Architecture
@@ -47,7 +47,7 @@ from mutua.models.splice import Share
 from mutua.plan import Plan
 from mutua.profile import timed
 from mutua.recipe import Recipe
-from mutua.result import REPORTED, ClientResult, Predictor, Result
+from mutua.result import ClientResult, Predictor, Result, reported
 from mutua.rounds import (
     Event,
     Reached,
@@ -377,9 +377,19 @@ class RunFolder:
         """What run.json holds."""
         return _read(self.path / "run.json", Record)
 
+    def rows(self) -> tuple[History, Ledger]:
+        """What was measured and what crossed, as far as the run has come."""
+        history, ledger = History(), Ledger()
+        try:
+            history.rows += self._tables[0].whole(_row)
+            ledger.entries += self._tables[1].whole(_entry)
+        except (OSError, ValueError) as error:
+            raise InputError(f"RUN: {self.path}: {reason(error)}") from None
+        return history, ledger
+
     def report(self) -> dict[str, Any]:
         """What `mutua run --json` printed."""
-        return {key: self.record.summary.get(key) for key in REPORTED}
+        return reported(self.record.summary)
 
     @property
     def method(self) -> base.Method:

@@ -95,6 +95,19 @@ class Table:
             raise ValueError(f"{self.path.name} is not what it was")
         return rows
 
+    def whole(self, row: Callable[..., R]) -> list[R]:
+        """What `row` makes of every whole line, none where there is no file; ValueError where one is damaged."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            lines = iter(lambda: file.readline(LINE), b"")
+            try:
+                cells = csv.reader(line.decode() for line in lines if line.endswith(b"\n"))
+                next(cells, None)
+                return [row(*found) for found in cells]
+            except (TypeError, ValueError, csv.Error) as error:
+                raise ValueError(f"{self.path.name}: a line is damaged ({error})") from None
+
     def back(self, mark: Mark) -> None:
         """Go back to the mark: what comes after it is made again."""
         with self.path.open("r+b") as file:

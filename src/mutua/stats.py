@@ -1,0 +1,78 @@
+"""Statistics over seeds: mean and standard deviation, and paired differences with a 95 % interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, stdev
+from typing import Literal
+
+Verdict = Literal["holds", "does not hold", "cannot tell"]
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (n − 1); one value has no deviation, and a missing value leaves no mean."""
+
+    mean: float | None
+    sd: float | None
+    n: int
+
+    @staticmethod
+    def of(values: Sequence[float | None]) -> Spread:
+        """Over all values."""
+        known = [value for value in values if value is not None]
+        if len(known) < len(values) or not known:
+            return Spread(None, None, len(known))
+        return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+@dataclass(frozen=True)
+class Difference(Spread):
+    """A mean of paired differences and its 95 % interval (Student's t, n − 1 degrees of freedom)."""
+
+    low: float | None
+    high: float | None
+
+    @staticmethod
+    def of_pairs(a: Sequence[float | None], b: Sequence[float | None]) -> Difference:
+        """Of a − b, seed by seed; a pair that lacks one of its values is left out."""
+        pairs = zip(a, b, strict=True)
+        found = Spread.of([x - y for x, y in pairs if x is not None and y is not None])
+        if found.mean is None or found.sd is None:
+            return Difference(found.mean, found.sd, found.n, None, None)
+        half = t_quantile(found.n - 1) * found.sd / math.sqrt(found.n)
+        return Difference(found.mean, found.sd, found.n, found.mean - half, found.mean + half)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it is above 0: the whole interval is, or none of it is, or one cannot tell."""
+        if self.low is None or self.high is None:
+            return "cannot tell"
+        return "holds" if self.low > 0 else "does not hold" if self.high < 0 else "cannot tell"
+
+
+@cache
+def t_quantile(degrees: int, level: float = LEVEL) -> float:
+    """The t beyond which, on both sides, Student's distribution has 1 − level; found by bisection."""
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < level:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
+    return middle
+
+
+def _within(t: float, degrees: int) -> float:
+    """P(−t < T < t): for whole degrees a finite sum in the angle atan(t / √ν)."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(1 + odd, degrees, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total

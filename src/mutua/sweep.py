@@ -1,0 +1,330 @@
+"""Sweeps: every cell of a grid with every seed, each an ordinary run in a process of its own.
+
+A sweep is its folder: cells that are finished there are skipped, those that were begun go on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import multiprocessing
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mutua import compare
+from mutua.engines.workers import can_fork
+from mutua.errors import InputError, MutuaError
+from mutua.federation import Federation
+from mutua.grid import Cell
+from mutua.measures import Finished, Measure
+from mutua.recipe import Recipe
+from mutua.reports.console import standing
+from mutua.rounds import Event, Rejected, RoundEnded, Started
+from mutua.runner import prepared
+from mutua.runs.execute import execute
+from mutua.runs.files import Lock, together
+from mutua.runs.folder import BEGUN, RunFolder, new_folder
+from mutua.stopping import announce, orderly, quiet
+
+FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
+"""The keys of a recipe that make its federation, with the seed."""
+COLUMNS = ("seed", "client", "model", "split", "metric", "value")
+MARK = "results.csv"
+"""The file by which a sweep's folder is known."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep: a cell with a seed."""
+
+    cell: Cell
+    recipe: Recipe
+    path: Path
+
+    @property
+    def label(self) -> str:
+        """The run in words."""
+        return f"{self.cell.name}, seed {self.recipe.seed}"
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.recipe.seed
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is over."""
+        return (self.path / "run.json").is_file()
+
+    def same_data(self, other: Planned) -> bool:
+        """Whether both deal the same data to the same clients."""
+        return self.seed == other.seed and _dealt(self.recipe) == _dealt(other.recipe)
+
+
+def _dealt(recipe: Recipe) -> tuple[Any, ...]:
+    return recipe.data, recipe.partition, [(entry.id, entry.data) for entry in recipe.clients or []]
+
+
+@dataclass(frozen=True)
+class News:
+    """What a run says while it works: a round is over, it has something to say, it has ended."""
+
+    run: Planned
+    what: str
+    text: str = ""
+    round: int = 0
+    rounds: int = 0
+
+
+Watch = Callable[[News], None]
+
+
+@dataclass
+class Outcome:
+    """How a sweep went: why it was stopped, if it was, and what failed."""
+
+    stopped: str = ""
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Sweep:
+    """A folder with a run a cell and seed; seeds are the outer loop, so that what is done is comparable."""
+
+    def __init__(self, place: Path, cells: Sequence[tuple[Cell, Recipe]], seeds: Sequence[int]) -> None:
+        self.place = place
+        self.axes = list(cells[0][0].labels)
+        folders = _folders([cell.name for cell, _ in cells])
+        self.runs = [
+            Planned(cell, recipe.with_(seed=seed), place / f"{folder}-{seed}")
+            for seed in seeds
+            for (cell, recipe), folder in zip(cells, folders, strict=True)
+        ]
+        self._read: dict[Path, Finished] = {}
+
+    @property
+    def finished(self) -> list[Planned]:
+        """The runs that are over."""
+        return [run for run in self.runs if run.finished]
+
+    def numbers(self, run: Planned) -> Finished:
+        """A finished run's numbers."""
+        return self._read.setdefault(run.path, Finished(run.path))
+
+    def alone(self, run: Planned) -> Finished | None:
+        """The finished run of `independent` over the same data and seed; of several, that of the nearest cell."""
+        if run.recipe.method.name == "independent":
+            return None
+        found = [r for r in self.finished if r.recipe.method.name == "independent" and r.same_data(run)]
+        nearest = max(found, key=lambda r: len(r.cell.labels.items() & run.cell.labels.items()), default=None)
+        return None if nearest is None else self.numbers(nearest)
+
+    def check(self, data_dir: Path | None, field: str) -> None:
+        """Refuse, before anything runs, what cannot; `field` is where the cells come from."""
+        held: tuple[Any, Federation | None] = None, None
+        for run in self.runs:
+            begun = (run.path / "recipe.yaml").is_file()
+            if begun and RunFolder(run.path).recipe.dump() != run.recipe.dump():
+                raise InputError(f"--out: {run.path} is of another recipe; name another folder or remove it")
+            if run.finished or run.seed != self.runs[0].seed:
+                continue
+            key = [getattr(run.recipe, name) for name in FEDERATION]
+            if held[0] != key:
+                held = key, run.recipe.federation(data_dir)
+            assert held[1] is not None
+            try:
+                prepared(run.recipe.method, held[1], run.recipe)
+            except InputError as error:
+                raise InputError(f"{field}: '{run.cell.name}': {error}") from None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Have the folder, new or of the same sweep, alone; it goes again where nothing came into it."""
+        if not (self.place / MARK).is_file():
+            new_folder(self.place)
+        lock = Lock(self.place, "--out")
+        try:
+            yield
+        finally:
+            lock.free()
+            with suppress(OSError):
+                if not (self.place / MARK).is_file():
+                    (self.place / "lock").unlink()
+                    self.place.rmdir()
+
+    def run(
+        self,
+        watch: Watch,
+        *,
+        workers: int,
+        data_dir: Path | None = None,
+        engine: str = "local",
+        minutes: float | None = None,
+    ) -> Outcome:
+        """Run what is not finished, so many at once, until all is or the time is up."""
+        waiting = deque(run for run in self.runs if not run.finished)
+        until = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+        busy: dict[Connection, _Working] = {}
+        outcome = Outcome()
+        self.write()
+        with orderly():
+            try:
+                while (waiting or busy) and not outcome.stopped:
+                    while waiting and len(busy) < workers:
+                        begun = _Working.begin(waiting.popleft(), data_dir, engine)
+                        busy[begun.line] = begun
+                    for line in wait(list(busy), timeout=max(0.0, min(1.0, until - time.monotonic()))):
+                        self._hear(busy[line], busy, outcome, watch)  # type: ignore[index]
+                    if time.monotonic() >= until and (waiting or busy):
+                        outcome.stopped = f"the time budget of {minutes:g} minutes is used up"
+            except KeyboardInterrupt as heard:
+                name = str(heard) or "Ctrl-C"
+                outcome.stopped = f"stopped by {name}"
+                announce(name)
+            finally:
+                self._end(busy, outcome, watch)
+        return outcome
+
+    def _hear(self, one: _Working, busy: dict[Connection, _Working], outcome: Outcome, watch: Watch) -> None:
+        try:
+            news: News = one.line.recv()
+        except (EOFError, OSError):
+            del busy[one.line]
+            one.process.join()
+            if one.ended:
+                return
+            news = News(one.run, "failed", f"its process ended with code {one.process.exitcode}")
+        one.ended = one.ended or news.what in ("done", "failed", "stopped")
+        if news.what == "failed":
+            outcome.failed[one.run.label] = news.text
+        elif news.what == "stopped":
+            outcome.stopped = outcome.stopped or news.text
+        elif news.what == "done":
+            self.write()
+        watch(news)
+
+    def _end(self, busy: dict[Connection, _Working], outcome: Outcome, watch: Watch) -> None:
+        """Ask what is at work to save and stop, and wait for it; asked once more, end it at once."""
+        try:
+            for one in busy.values():
+                one.process.terminate()
+            while busy:
+                for line in wait(list(busy)):
+                    self._hear(busy[line], busy, outcome, watch)  # type: ignore[index]
+        except KeyboardInterrupt:
+            for one in busy.values():
+                one.process.kill()
+                one.process.join()
+
+    def write(self) -> None:
+        """results.csv, a row a number of every finished run; comparison.csv and comparison.json."""
+        axes = [f"grid.{axis}" if axis in COLUMNS else axis for axis in self.axes]
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*axes, *COLUMNS])
+        for run in self.finished:
+            cell = [run.cell.labels[axis] for axis in self.axes]
+            writer.writerows([*cell, run.seed, *row] for row in self.numbers(run).rows)
+        with together() as files:
+            files.write(self.place / MARK, text.getvalue())
+            compare.write(files, self.place, self.summaries())
+
+    def summaries(self) -> list[tuple[str, dict[str, Any]]]:
+        """By cell's name, what every finished run says of itself, and what is known of its clients together."""
+        found = []
+        for run in self.finished:
+            numbers, alone = self.numbers(run), self.alone(run)
+            over_clients = {name: numbers.measure(Measure(name), alone) for name in compare.OVER_CLIENTS}
+            more = {"cell": dict(run.cell.labels), "over_clients": over_clients}
+            found.append((run.cell.name, {**numbers.summary, **more}))
+        return found
+
+
+@dataclass
+class _Working:
+    """A run at work in a process."""
+
+    run: Planned
+    process: BaseProcess
+    line: Connection
+    ended: bool = False
+
+    @classmethod
+    def begin(cls, run: Planned, data_dir: Path | None, engine: str) -> _Working:
+        context: Any = multiprocessing.get_context("fork" if can_fork() else "spawn")
+        line, end = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(run, data_dir, engine, end), name=run.label)
+        process.start()
+        end.close()  # so that the line ends when the process does
+        return cls(run, process, line)
+
+
+def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) -> None:
+    """In a process of its own: the run, from its beginning or from where it stands."""
+    # Ctrl-C reaches every process of a terminal; the one that started this passes it on, once.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    quiet()
+    torch.set_num_threads(1)
+    teller = _Teller(run, line)
+    try:
+        federation = run.recipe.federation(data_dir)
+        for note in prepared(run.recipe.method, federation, run.recipe).notes:
+            teller.tell("note", note)
+        execute(run.recipe, federation, _folder(run), engine=engine, workers=1, callbacks=[teller])
+        teller.tell("done", teller.standing)
+    except KeyboardInterrupt:
+        teller.tell("stopped", "stopped by SIGTERM")
+    except MutuaError as error:
+        stopped = isinstance(error.__context__, KeyboardInterrupt)
+        teller.tell("stopped" if stopped else "failed", str(error).partition("; to go on:")[0])
+
+
+def _folder(run: Planned) -> RunFolder:
+    if (run.path / "recipe.yaml").is_file():
+        return RunFolder.resume(run.path)
+    for name in BEGUN:  # of a run that was killed before it had written its recipe
+        (run.path / name).unlink(missing_ok=True)
+    return RunFolder.create(run.recipe.name, run.seed, run.path)
+
+
+@dataclass
+class _Teller:
+    """A callback: tells the process that watches how far the run has come."""
+
+    run: Planned
+    line: Connection
+    rounds: int = 0
+    standing: str = ""
+
+    def tell(self, what: str, text: str = "", round: int = 0) -> None:
+        try:
+            self.line.send(News(self.run, what, text, round, self.rounds))
+        except OSError:  # nobody watches any more: save and stop
+            raise KeyboardInterrupt("the end of the sweep") from None
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.rounds = event.job.plan.rounds
+                self.tell("begun")
+            case Rejected():
+                self.tell("said", f"round {event.round}: without {event.client}: {event.reason}")
+            case RoundEnded():
+                self.standing = standing(event.history)
+                self.tell("round", self.standing, event.round)
+
+
+def _folders(names: Sequence[str]) -> list[str]:
+    """A folder's name for each cell, all different."""
+    plain = [re.sub(r"[^\w.=-]+", "-", name)[:80] for name in names]
+    return [name if plain.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(plain)]

@@ -1,0 +1,194 @@
+"""Sweeps: every cell with every seed in processes of their own, stopped and taken up again, failing in part."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import yaml
+
+from mutua import stopping
+from mutua.methods import FedAvg, Independent
+
+Command = Callable[..., Any]
+GRID = {
+    "method": {"fedavg": {"method": "fedavg"}, "alone": {"method": "independent"}},
+    "model": {"small": {}, "large": {"models.global.width": 0.2}},
+}
+COMPARE = ("compare", "grid.yaml", "--seeds", "0,1", "--workers", "2", "--out", "x")
+
+
+@pytest.fixture
+def gridded(command: Command, tmp_path: Path, tiny: dict[str, Any]) -> Command:
+    """The command, in a folder with grid.yaml (four cells)."""
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**tiny, "grid": GRID}, sort_keys=False))
+    return command
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def runs(folder: Path) -> dict[str, tuple[float, bytes]]:
+    """Of every finished run, when it ended and what it measured."""
+    ended = sorted(folder.glob("*/run.json"))
+    return {p.parent.name: (p.stat().st_mtime, (p.parent / "history.csv").read_bytes()) for p in ended}
+
+
+def test_a_grid_over_seeds(gridded: Command, tmp_path: Path) -> None:
+    done = gridded(*COMPARE)
+    assert done.code == 0, done.err
+    names = ["fedavg-small", "fedavg-large", "alone-small", "alone-large"]
+    assert set(runs(tmp_path / "x")) == {f"{name}-{seed}" for name in names for seed in (0, 1)}
+    assert "8 of 8 runs" in done.err and max(map(len, done.out.splitlines())) <= 80
+    for said in ("worst client", "better off", "minus fedavg, small", "95 % interval"):
+        assert said in done.out
+
+    rows = table(tmp_path / "x" / "results.csv")
+    # The axis `model` gives way to the column of that name.
+    assert list(rows[0]) == ["method", "grid.model", "seed", "client", "model", "split", "metric", "value"]
+    assert {(r["method"], r["grid.model"], r["seed"]) for r in rows} == {
+        (method, model, seed) for method in ("fedavg", "alone") for model in ("small", "large") for seed in "01"
+    }
+    key = ("client", "model", "split", "metric")
+    mine = {
+        tuple(r[k] for k in key): r["value"]
+        for r in rows
+        if (r["method"], r["grid.model"], r["seed"]) == ("alone", "large", "1")
+    }
+    history = table(tmp_path / "x" / "alone-large-1" / "history.csv")
+    last = {tuple(r[k] for k in key): r["value"] for r in history if r["split"] != "train"}
+    assert last.items() <= mine.items()
+    own = [float(last[c, "predictor", "test", "accuracy"]) for c in ("c0", "c1")]
+    assert float(mine["mean", "predictor", "test", "accuracy"]) == pytest.approx(fmean(own))
+    assert mine["c0", "", "", "bytes_up"] == "0"
+
+    report = json.loads((tmp_path / "x" / "comparison.json").read_text())
+    assert list(report["summary"]) == ["fedavg, small", "fedavg, large", "alone, small", "alone, large"]
+    assert [run["cell"]["model"] for run in report["runs"]] == ["small", "large"] * 4
+    # Alone of the same cell otherwise: the small ones by the small one.
+    [shared, other] = [
+        next(r for r in report["runs"] if r["cell"] == {"method": method, "model": "small"} and r["seed"] == 0)
+        for method in ("fedavg", "alone")
+    ]
+    better = [
+        a["accuracy"]["predictor"] > b["accuracy"]["predictor"]
+        for a, b in zip(shared["clients"], other["clients"], strict=True)
+    ]
+    assert shared["over_clients"]["better_off"] == fmean(better) and other["over_clients"]["better_off"] is None
+
+    # A cell is the run that its recipe describes, to the byte.
+    gridded("run", "x/fedavg-large-1/recipe.yaml", "--out", "alone", "--json")
+    assert (tmp_path / "alone" / "history.csv").read_bytes() == runs(tmp_path / "x")["fedavg-large-1"][1]
+    # All is there: nothing runs again.
+    before = runs(tmp_path / "x")
+    assert gridded(*COMPARE).code == 0 and runs(tmp_path / "x") == before
+
+
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(
+    gridded: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "compare",
+        "tiny.yaml",
+        "--methods",
+        "fml,fedavg",
+        "--seeds",
+        "0",
+        "--set",
+        "rounds=3",
+        "--workers",
+        "1",
+    )
+    assert gridded(*words, "--out", "whole").code == 0
+    merge = FedAvg.merge
+
+    calls = []
+
+    def stop(self: Any, server: Any, replies: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:  # Ctrl-C at the one who watches, which is passed on
+            os.kill(os.getppid(), signal.SIGINT)
+            until = time.monotonic() + 60
+            while not stopping._ears.asked and time.monotonic() < until:
+                time.sleep(0.01)
+        return merge(self, server, replies)
+
+    monkeypatch.setattr(FedAvg, "merge", stop)
+    done = gridded(*words, "--out", "x", "--json")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines() == [
+        "Ctrl-C: finishing what has begun, then saving; once more does not wait",
+        "mutua: stopped by Ctrl-C; 1 of 2 runs are finished; to go on: the same command with --out x",
+    ]
+    kept = json.loads((tmp_path / "x" / "comparison.json").read_text())
+    assert [run["method"] for run in kept["runs"]] == ["fml"] and list(kept["summary"]) == ["fml"]
+    assert list((tmp_path / "x" / "fedavg-0" / "checkpoints").iterdir())
+
+    monkeypatch.setattr(FedAvg, "merge", merge)
+    before = runs(tmp_path / "x")["fml-0"]
+    assert gridded(*words, "--out", "x").code == 0
+    assert runs(tmp_path / "x")["fml-0"] == before
+    assert {name: data for name, (_, data) in runs(tmp_path / "x").items()} == {
+        name: data for name, (_, data) in runs(tmp_path / "whole").items()
+    }
+    events = [
+        json.loads(line)["event"] for line in (tmp_path / "x/fedavg-0/events.jsonl").read_text().splitlines()
+    ]
+    assert events.count("begun") == events.count("resumed") == 1
+
+
+def test_a_time_budget(gridded: Command, tmp_path: Path) -> None:
+    done = gridded(*COMPARE, "--minutes", "0")
+    assert done.code == 1
+    said = r"mutua: the time budget of 0 minutes is used up; \d of 8 runs are finished; to go on: .* --out x\n"
+    assert re.search(said, done.err)
+    assert gridded(*COMPARE, "--minutes", "60").code == 0
+    assert len(runs(tmp_path / "x")) == 8
+
+
+def test_what_fails_is_said_and_the_others_go_on(
+    gridded: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("no luck")
+
+    monkeypatch.setattr(FedAvg, "merge", die)
+    monkeypatch.setattr(Independent, "train", fail)
+    words = ("compare", "tiny.yaml", "--methods", "fml,fedavg,independent", "--seeds", "0", "--out", "x")
+    done = gridded(*words)
+    assert done.code == 1 and "fml" in done.out
+    assert "mutua: 2 of 3 runs failed: " in done.err
+    assert "fedavg, seed 0: its process ended with code -9" in done.err and "no luck" in done.err
+    assert set(runs(tmp_path / "x")) == {"fml-0"}
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert gridded(*words).code == 0 and len(runs(tmp_path / "x")) == 3
+
+
+def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path) -> None:
+    words = ("compare", "tiny.yaml", "--methods", "fml", "--seeds", "0", "--out", "x")
+    assert gridded(*words).code == 0
+    done = gridded(*words, "--set", "rounds=2")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "mutua: --out: x/fml-0 is of another recipe; name another folder or remove it\n"
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "mine.txt").touch()
+    assert "y is there already and not empty" in gridded(*words[:-1], "y").err
+    # One that was killed before it had written its recipe begins anew.
+    shutil.rmtree(tmp_path / "x" / "fml-0")
+    (tmp_path / "x" / "fml-0").mkdir()
+    (tmp_path / "x" / "fml-0" / "lock").touch()
+    assert gridded(*words).code == 0
