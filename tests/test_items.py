@@ -80,16 +80,19 @@ def test_items_that_are_none(tree: dict[str, Any], at: str, value: object, said:
         Item.of(wrong).cells("paper")
 
 
-def test_items_by_name(tree: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "paper").mkdir()
-    (tmp_path / "paper" / "table-1.yaml").write_text(yaml.safe_dump(tree))
-    assert recipes.names(tmp_path) == ["paper/table-1"]
-    assert recipes.load("paper/table-1", tmp_path).where == "Table 9"
+def test_items_by_name(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    for name in ("paper/table-1", "paper/figure-1", "other/table-1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    assert recipes.names() == ["other/table-1", "paper/figure-1", "paper/table-1"]
+    assert recipes.chosen(["paper/table-1", "paper"]) == ["paper/table-1", "paper/figure-1"]
+    assert recipes.load("paper/table-1").where == "Table 9"
     with pytest.raises(InputError, match="ITEM: 'paper/table-2' is not an item; did you mean 'paper/table-1'"):
-        recipes.load("paper/table-2", tmp_path)
+        recipes.load("paper/table-2")
     (tmp_path / "paper" / "table-1.yaml").write_text("title: [")
     with pytest.raises(InputError, match=r"table-1\.yaml: not YAML"):
-        recipes.load("paper/table-1", tmp_path)
+        recipes.load("paper/table-1")
 
 
 @pytest.mark.parametrize("name", recipes.names())

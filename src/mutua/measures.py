@@ -165,8 +165,10 @@ class Finished:
                 turns = {(entry.round, entry.client) for entry in entries}
                 return sum(entry.bytes for entry in entries) / len(turns) if turns else 0.0
         values = self.by_client(asked.name)
-        wanted = {client: values[client] for client in asked.clients or values if client in values}
-        if not wanted or len(wanted) < len(asked.clients):
+        whole = " ".join(asked.clients)  # an id may have a space in it
+        names = (whole,) if whole in values else asked.clients or tuple(values)
+        wanted = {client: values[client] for client in names if client in values}
+        if not wanted or len(wanted) < len(names):
             return None
         match asked.name:
             case "worst":

@@ -5,7 +5,7 @@ PAPER/ITEM.yaml beside this file. `mutua reproduce PAPER/ITEM` runs one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -73,6 +73,8 @@ class Claim(_Part):
     than_measure: Measure | None = None
     lower: bool = False
     """Whether the lower value is the better one, as of rounds or bytes."""
+    times: float = Field(1.0, gt=0)
+    """How many times the other value it must exceed, as of bandwidth."""
     margin: float = 0.0
     """By how much it may be worse, in the printed unit: for claims that something does little harm."""
     control: bool = False
@@ -144,13 +146,23 @@ class Item(_Part):
         return found
 
 
-def names(folder: Path = FOLDER) -> list[str]:
+def names() -> list[str]:
     """Every item, as PAPER/ITEM."""
-    return sorted(f"{path.parent.name}/{path.stem}" for path in folder.glob("*/*.yaml"))
+    return sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("*/*.yaml"))
 
 
-def load(name: str, folder: Path = FOLDER) -> Item:
+def chosen(given: Sequence[str]) -> list[str]:
+    """The items of these names; a paper's name stands for all of its items."""
+    found: dict[str, None] = {}
+    for name in given:
+        mine = [known for known in names() if name in (known, known.partition("/")[0])]
+        if not mine:
+            raise InputError(f"ITEM: '{name}' is not an item; {suggest(name, names())}")
+        found |= dict.fromkeys(mine)
+    return list(found)
+
+
+def load(name: str) -> Item:
     """The item of this name."""
-    if name not in names(folder):
-        raise InputError(f"ITEM: '{name}' is not an item; {suggest(name, names(folder))}")
-    return Item.load(folder / f"{name}.yaml")
+    [known] = chosen([name])
+    return Item.load(FOLDER / f"{known}.yaml")
