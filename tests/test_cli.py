@@ -61,6 +61,7 @@ def test_version_and_help(command: Command) -> None:
     [
         ("run", "--set --seed --engine --out --resume --data-dir --device --workers --profile --faults --json"),
         ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --minutes --json"),
+        ("reproduce", "--list --all --scale --seeds --minutes --workers --data-dir --out --write"),
         ("join", "--data --model --how --name --seed --out --json"),
         ("predict", "--client --data --out --json"),
         ("export", "--client --out"),

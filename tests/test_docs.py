@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from mutua.cli import app
 from mutua.data import sources
 from mutua.learning.schedules import Cosine, Linear, Listed
+from mutua.measures import ABOUT
 from mutua.methods import base
 from mutua.models import registry
 from mutua.recipe import Recipe
@@ -309,6 +310,12 @@ def test_what_leaves_is_said_as_the_methods_declare_it() -> None:
         if name != "centralised":
             assert all(word in cell for kind, word in words.items() if kind in shares), name
             assert all(word not in cell for kind, word in words.items() if kind not in shares), name
+
+
+def test_every_measure_is_described_and_no_other() -> None:
+    table = read("docs/comparing.md").partition("| measure | what |")[2].partition("\n\n")[0]
+    told = dict(re.findall(r"^\| (\w+) \| (.*) \|$", table, re.MULTILINE))
+    assert told == ABOUT
 
 
 # Links and paths

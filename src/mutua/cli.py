@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -280,6 +281,86 @@ def _ended(sweep: Sweep, outcome: Outcome) -> None:
     if outcome.failed:
         told = "; ".join(f"{label}: {why}" for label, why in outcome.failed.items())
         raise RunError(f"{len(outcome.failed)} of {len(sweep.runs)} runs failed: {told}")
+
+
+@app.command()
+def reproduce(
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(help="PAPER/ITEM, such as fedh2l/table-2, or PAPER for all of its items.", metavar="ITEM"),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the items of all papers.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All items.")] = False,
+    scale: Annotated[
+        Literal["laptop", "paper"], typer.Option(help="Minutes on two cores, or the paper's own settings.")
+    ] = "laptop",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1, metavar="N")] = 3,
+    minutes: Minutes = None,
+    workers: AtOnce = None,
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for all runs; what is finished there is not run again.", metavar="DIR")
+    ] = Path("runs/reproduction"),
+    page: Annotated[
+        Path | None,
+        typer.Option("--write", help="Write a page of all results in --out, and run nothing.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Run a paper's table or figure; print it beside the paper's."""
+    from mutua import recipes
+    from mutua.reports import console, reproducing
+
+    if listed:
+        reproducing.show_items(recipes.names())
+        return
+    if page is not None:
+        try:
+            page.write_text(reproducing.page(out), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--write: cannot write to {page}: {error.strerror}; name another file") from None
+        console.say(f"written to {page}", console.err)
+        return
+    names = recipes.names() if everything else recipes.chosen(items or [])
+    if not names:
+        raise InputError("ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them")
+    wrong = _reproduce(names, scale, seeds, minutes, workers, data_dir, out)
+    if wrong:
+        raise RunError(f"{len(wrong)} of {len(names)} items are not whole: {'; '.join(wrong)}")
+
+
+def _reproduce(
+    names: list[str],
+    scale: Literal["laptop", "paper"],
+    seeds: int,
+    minutes: float | None,
+    workers: int | None,
+    data_dir: Path | None,
+    out: Path,
+) -> list[str]:
+    """Run and show the items; what keeps some of them from being whole."""
+    from mutua.engines.workers import cores
+    from mutua.reports import console, reproducing
+    from mutua.reproduce import Reproduction, read
+
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    wrong = []
+    for name in names:
+        left = None if until is None else max(0.0, (until - time.monotonic()) / 60)
+        one = Reproduction(name, scale, range(seeds), out)
+        try:
+            with console.bars() as bars:
+                watch = console.SweepBars(len(one.sweep.runs), len(one.sweep.finished), bars)
+                outcome = one.run(watch, minutes=left, workers=workers or cores(), data_dir=data_dir)
+        except InputError as error:  # its data is not there, say: the others go on
+            console.say(f"{name}: {error}", console.err)
+            wrong.append(f"{name}: {error}")
+            continue
+        if outcome.stopped.startswith("stopped"):
+            _ended(one.sweep, outcome)
+        reproducing.show(one, (read(one.sweep.place) or {})["minutes"])
+        if outcome.stopped or outcome.failed:
+            wrong.append(f"{name}: {outcome.stopped or '; '.join(outcome.failed.values())}")
+    return wrong
 
 
 @app.command()

@@ -104,15 +104,11 @@ class Finished:
     def by_client(self, name: str) -> dict[str, float]:
         """Each client's number, of the evaluation that the run selects; clients that have none are left out."""
         if name in ("wdp", "cdp", "acc"):
-            selection = self.summary["selection"]
-            found = {
-                client["id"]: self.history.selected(selection, client["id"], "predictor", "test", name)
-                for client in self.summary["clients"]
-            }
+            found = {client: value for client, *of, value in self.rows if of == ["predictor", "test", name]}
         else:
             model = "global" if name == "global_own" else "predictor"
             found = {client["id"]: client["accuracy"][model] for client in self.summary["clients"]}
-        return {client: value for client, value in found.items() if value is not None}
+        return {client: value for client, value in found.items() if client != "mean" and value is not None}
 
     @cached_property
     def rows(self) -> list[tuple[str, str, str, str, float | None]]:

@@ -47,6 +47,11 @@ class Difference(Spread):
         half = t_quantile(found.n - 1) * found.sd / math.sqrt(found.n)
         return Difference(found.mean, found.sd, found.n, found.mean - half, found.mean + half)
 
+    def shifted(self, by: float) -> Difference:
+        """The same difference, so much greater."""
+        mean, low, high = (None if value is None else value + by for value in (self.mean, self.low, self.high))
+        return Difference(mean, self.sd, self.n, low, high)
+
     @property
     def verdict(self) -> Verdict:
         """Whether it is above 0: the whole interval is, or none of it is, or one cannot tell."""

@@ -9,6 +9,7 @@ import csv
 import io
 import multiprocessing
 import re
+import shutil
 import signal
 import time
 from collections import deque
@@ -35,6 +36,7 @@ from mutua.runner import prepared
 from mutua.runs.execute import execute
 from mutua.runs.files import Lock, together
 from mutua.runs.folder import BEGUN, RunFolder, new_folder
+from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.stopping import announce, orderly, quiet
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
@@ -51,6 +53,8 @@ class Planned:
     cell: Cell
     recipe: Recipe
     path: Path
+    newcomer: bool = False
+    """Whether the last client comes after the others have trained, and joins in every way there is."""
 
     @property
     def label(self) -> str:
@@ -64,8 +68,14 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether it is over."""
-        return (self.path / "run.json").is_file()
+        """Whether it is over, newcomers and all."""
+        joined = not self.newcomer or all((self.path / "newcomers" / how / "join.json").is_file() for how in HOWS)
+        return (self.path / "run.json").is_file() and joined
+
+    def joined(self, how: str) -> float | None:
+        """A newcomer's accuracy on its own test data: alone, or when it has joined in this way."""
+        found = read_joined(self.path / "newcomers" / (how if how in HOWS else HOWS[0]))
+        return found["predictor" if how in HOWS else "alone"]
 
     def same_data(self, other: Planned) -> bool:
         """Whether both deal the same data to the same clients."""
@@ -101,12 +111,18 @@ class Outcome:
 class Sweep:
     """A folder with a run a cell and seed; seeds are the outer loop, so that what is done is comparable."""
 
-    def __init__(self, place: Path, cells: Sequence[tuple[Cell, Recipe]], seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        place: Path,
+        cells: Sequence[tuple[Cell, Recipe]],
+        seeds: Sequence[int],
+        newcomer: bool = False,
+    ) -> None:
         self.place = place
         self.axes = list(cells[0][0].labels)
         folders = _folders([cell.name for cell, _ in cells])
         self.runs = [
-            Planned(cell, recipe.with_(seed=seed), place / f"{folder}-{seed}")
+            Planned(cell, recipe.with_(seed=seed), place / f"{folder}-{seed}", newcomer)
             for seed in seeds
             for (cell, recipe), folder in zip(cells, folders, strict=True)
         ]
@@ -239,6 +255,10 @@ class Sweep:
             files.write(self.place / MARK, text.getvalue())
             compare.write(files, self.place, self.summaries())
 
+    def summary(self) -> dict[str, Any]:
+        """By cell, mean and deviation over seeds and the differences to the first."""
+        return compare.summarise(self.summaries())
+
     def summaries(self) -> list[tuple[str, dict[str, Any]]]:
         """By cell's name, what every finished run says of itself, and what is known of its clients together."""
         found = []
@@ -280,13 +300,28 @@ def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) ->
         federation = run.recipe.federation(data_dir)
         for note in prepared(run.recipe.method, federation, run.recipe).notes:
             teller.tell("note", note)
-        execute(run.recipe, federation, _folder(run), engine=engine, workers=1, callbacks=[teller])
+        if run.newcomer:
+            federation, newcomer = without_last(federation)
+        if not (run.path / "run.json").is_file():
+            execute(run.recipe, federation, _folder(run), engine=engine, workers=1, callbacks=[teller])
+        if run.newcomer:
+            for how in HOWS:
+                join_client(
+                    RunFolder.open(run.path), newcomer, how=how, seed=run.seed, out=_cleared(run.path, how)
+                )
         teller.tell("done", teller.standing)
     except KeyboardInterrupt:
         teller.tell("stopped", "stopped by SIGTERM")
     except MutuaError as error:
         stopped = isinstance(error.__context__, KeyboardInterrupt)
         teller.tell("stopped" if stopped else "failed", str(error).partition("; to go on:")[0])
+
+
+def _cleared(run: Path, how: str) -> Path:
+    """A place for a newcomer, without what a killed one has left there."""
+    folder = run / "newcomers" / how
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def _folder(run: Planned) -> RunFolder:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mutua import untrusted
 from mutua.data import sources
 from mutua.data.partitions import IID
 from mutua.data.samples import Samples
@@ -27,6 +28,8 @@ from mutua.plan import Plan
 from mutua.result import expect
 from mutua.runs.files import to_json, together
 from mutua.runs.folder import Card, RunFolder, SavedModel, filling, put_model
+
+HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
 
 
 @dataclass(frozen=True)
@@ -60,22 +63,25 @@ def join(
     out: Path | None = None,
 ) -> Joined:
     """Let a newcomer use, fine-tune or mutually adapt a run's global on its own data; the run stays as it is."""
-    shared, method = run.shared(), run.method
+    shared = run.shared()
     if name in run.clients():
         raise InputError(f"--name: '{name}' is in {run.path} already; give the newcomer a name of its own")
-    architecture = shared.architecture
-    if how == "global" and architecture.share != "all":
-        raise InputError(
-            "--how: 'global', but the run's global is partial and predicts nothing alone; use 'finetune'"
-        )
+    _complete(shared, how)
     client = _client(name, data, shared, model, seed)
+    return join_client(run, client, how=how, seed=seed, out=out or run.path / "newcomers" / name)
+
+
+def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Path) -> Joined:
+    """The same for a client whose data is at hand."""
+    shared, method = run.shared(), run.method
+    architecture = _complete(shared, how)
     Federation((client,), architecture).check(needs_global=True)
     plan = run.plan.model_copy(update={"seed": seed})
     brief = Message(**{"global": weights(shared.weights)})
     modules = Modules(torch.device("cpu"))
     newcomer = Participant(Job(method, plan, architecture), client, {}, plan.rounds + 1, modules)
 
-    with filling(out or run.path / "newcomers" / name) as folder, _one_thread():
+    with filling(out) as folder, _one_thread():
         accuracy = {"global": _accuracy(newcomer.fork(brief), client)} if architecture.share == "all" else {}
         method.personalise(newcomer, brief, how)
         predictor = method.predictor(newcomer, brief)
@@ -83,13 +89,32 @@ def join(
         accuracy["predictor"] = _accuracy(predictor, client)
         accuracy["alone"] = _accuracy(_alone(plan, client, modules), client)
 
-        made_of, scored = method.made_of(newcomer), {"client": name, "accuracy": accuracy["predictor"]}
+        made_of, scored = method.made_of(newcomer), {"client": client.id, "accuracy": accuracy["predictor"]}
         card = Card.of(made_of, client.train, weights="predictor.safetensors", **scored)
         joined = Joined(client, how, accuracy, folder)
         with together() as files:
             put_model(files, folder, {"predictor": kept}, card)
             files.write(folder / "join.json", to_json(joined.summary()) + "\n")
     return joined
+
+
+def read_joined(folder: Path) -> dict[str, float | None]:
+    """The accuracies that a newcomer has left in its folder."""
+    return {str(k): v for k, v in untrusted.from_json(untrusted.text(folder / "join.json"))["accuracy"].items()}
+
+
+def without_last(federation: Federation) -> tuple[Federation, Client]:
+    """The federation as it was before its last client came, and that client."""
+    *others, last = federation.clients
+    return replace(federation, clients=tuple(others)), last
+
+
+def _complete(shared: SavedModel, how: How) -> Architecture:
+    if how == "global" and shared.architecture.share != "all":
+        raise InputError(
+            "--how: 'global', but the run's global is partial and predicts nothing alone; use 'finetune'"
+        )
+    return shared.architecture
 
 
 def _client(name: str, data: Path, shared: SavedModel, model: Any, seed: int) -> Client:

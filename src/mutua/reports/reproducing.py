@@ -1,0 +1,133 @@
+"""What people see of reproductions: tables in a terminal, and the page of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mutua import recipes, reproduce
+from mutua.measures import COUNTS, Measure
+from mutua.reports import console
+from mutua.reproduce import Reproduction
+
+PAGE = """# Reproduction
+
+Written by `mutua reproduce`; no number in it is typed by hand. Every item is a table, a figure or a claim in
+words of a paper, at scale *laptop*: the same structure with fewer rounds, samples or clients; what was cut is
+said below each table. *Difference* is paired over seeds, with a 95 % interval (Student's t). A claim *holds*
+where the whole interval is above 0, *does not hold* where it is below, and else one *cannot tell*. A *control*
+is no claim of the paper: it explains one. Accuracies are percentages. How to run any of it:
+[comparing.md](comparing.md#reproducing-papers).
+"""
+
+
+def show_items(names: Sequence[str]) -> None:
+    """What there is to reproduce."""
+    table = console.table(["item", "where", "what"])
+    for name in names:
+        item = recipes.load(name)
+        table.add_row(name, item.where, item.title)
+    console.show(f"{len(names)} items of papers", table, "to run one: mutua reproduce ITEM")
+
+
+def show(done: Reproduction, minutes: float) -> None:
+    """An item: the paper's numbers beside ours, and the claims."""
+    item, runs = done.item, done.sweep
+    cut = f"; cut: {'; '.join(done.cut)}" if done.cut else ""
+    seeds = f"{len(done.seeds)} seed{'s' * (len(done.seeds) > 1)}"
+    console.say(f"\n{done.name} ({item.where}): {item.title}")
+    console.say(f"scale {done.scale}, {seeds}{cut}\n")
+    table = console.table(["cell", "measure"], ["paper", "ours"])
+    for row in done.table:
+        paper = number(row.paper, row.paper_spread, row.measure)
+        table.add_row(row.cell, row.measure, paper, number(row.ours, row.ours_sd, row.measure))
+    console.out.print(table)
+    rule = item.published.selection or "not said"
+    console.say(f"\nselection: the paper's: {rule}; ours: {done.cells[0][1].selection}")
+    if item.published.doubt:
+        console.say(f"doubt: {item.published.doubt}")
+    if done.left_out:
+        console.say(f"{done.left_out} printed numbers are of cells that this scale leaves out")
+    summary = runs.summary()
+    if summary:
+        console.show_clients(summary)
+    claims = console.table(["claim", "verdict"], ["difference", "95 % interval"])
+    for claim in done.claims:
+        text = f"control: {claim.text}" if claim.control else claim.text
+        claims.add_row(text, claim.verdict, *difference(claim.difference, claim.low, claim.high, claim.measure))
+    if done.claims:
+        console.say("")
+        console.out.print(claims)
+    of = f"{len(runs.finished)} of {len(runs.runs)} runs"
+    console.say(f"\n{of}, {minutes:.1f} minutes; saved in {runs.place}")
+
+
+def number(value: float | None, spread: float | None, measure: str) -> str:
+    """A number in its unit, with its spread."""
+    if value is None:
+        return "–"
+    digits = "{:,.0f}" if Measure.of(measure).name in COUNTS else "{:.1f}"
+    return digits.format(value) if spread is None else f"{digits.format(value)} ± {digits.format(spread)}"
+
+
+def difference(mean: float | None, low: float | None, high: float | None, measure: str) -> tuple[str, str]:
+    """A difference and its interval."""
+    digits = "{:+,.0f}" if Measure.of(measure).name in COUNTS else "{:+.1f}"
+    told = "–" if mean is None else digits.format(mean)
+    return told, "–" if low is None or high is None else f"{digits.format(low)} to {digits.format(high)}"
+
+
+def page(out: Path) -> str:
+    """The page of all items, from what their runs have written down."""
+    records = {name: reproduce.read(reproduce.place(name, "laptop", out)) for name in recipes.names()}
+    papers = dict.fromkeys(name.partition("/")[0] for name in records)
+    parts = [PAGE, _totals(records)]
+    for paper in papers:
+        mine = {name: record for name, record in records.items() if name.startswith(f"{paper}/")}
+        parts += [f"## {paper}\n", _rows(mine), _cuts(mine)]
+    return "\n".join(part for part in parts if part)
+
+
+def _totals(records: Mapping[str, dict[str, Any] | None]) -> str:
+    done = [record for record in records.values() if record is not None]
+    verdicts = Counter(claim["verdict"] for record in done for claim in record["claims"] if not claim["control"])
+    minutes = sum(record["minutes"] for record in done)
+    counted = ", ".join(f"{verdict}: {n}" for verdict, n in sorted(verdicts.items())) or "none"
+    return f"{len(done)} of {len(records)} items were run, in {minutes:.0f} minutes in all. Claims: {counted}.\n"
+
+
+def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
+    head = "| item | claim | paper | ours | difference | verdict | seeds | minutes |"
+    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    for name, record in records.items():
+        item = recipes.load(name)
+        where = f"{name.partition('/')[2]} ({item.where})"
+        if record is None:
+            lines.append(_line(where, item.title, "", "", "", "not run", "", ""))
+            continue
+        for i, claim in enumerate(record["claims"]):
+            text = f"*control:* {claim['text']}" if claim["control"] else claim["text"]
+            paper = _sides([(value, None) for value in claim["paper"]], claim["measure"])
+            told, interval = difference(claim["difference"], claim["low"], claim["high"], claim["measure"])
+            ours, minutes = _sides(claim["ours"], claim["measure"]), f"{record['minutes']:.1f}" if i == 0 else ""
+            between = told if interval == "–" else f"{told} ({interval})"
+            lines.append(_line(where, text, paper, ours, between, claim["verdict"], str(claim["seeds"]), minutes))
+    return "\n".join(lines) + "\n"
+
+
+def _sides(sides: Sequence[Sequence[float | None]], measure: str) -> str:
+    told = [number(mean, spread, measure) for mean, spread in sides]
+    return "–" if set(told) == {"–"} else " against ".join(told)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _cuts(records: Mapping[str, dict[str, Any] | None]) -> str:
+    told = [
+        f"- {name}: {'; '.join(record['cut'])}" for name, record in records.items() if record and record["cut"]
+    ]
+    return "Cut:\n\n" + "\n".join(told) + "\n" if told else ""

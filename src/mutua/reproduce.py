@@ -1,0 +1,220 @@
+"""Reproductions: an item's runs, its table beside the paper's, and a verdict for every claim."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mutua import untrusted
+from mutua.grid import Cell, Labels
+from mutua.measures import REACHING, Measure
+from mutua.recipes import Claim, Item, Scale, load
+from mutua.runs.files import to_json, write
+from mutua.stats import Difference, Spread
+from mutua.sweep import Outcome, Planned, Sweep, Watch
+
+RECORD = "reproduction.json"
+HOW = "how"
+"""The axis of an item of kind `newcomer`: what the newcomer does with one and the same run's global."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A number of the paper beside ours, in the unit printed."""
+
+    cell: str
+    measure: str
+    paper: float | None
+    paper_spread: float | None
+    ours: float | None
+    ours_sd: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with both sides' means and deviations, the paired difference and the verdict."""
+
+    text: str
+    control: bool
+    measure: str
+    paper: tuple[float | None, float | None]
+    ours: tuple[tuple[float | None, float | None], tuple[float | None, float | None]]
+    difference: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+    verdict: str
+
+
+class Reproduction:
+    """An item at one scale, in a folder of its own."""
+
+    def __init__(self, name: str, scale: Scale, seeds: Sequence[int], out: Path) -> None:
+        self.name, self.scale, self.seeds = name, scale, seeds
+        self.item: Item = load(name)
+        self.cells = self.item.cells(scale)
+        self._newcomer = self.item.kind == "newcomer"
+        runs = {
+            self._run(cell): (Cell(dict(self._run(cell)), cell.changes), recipe) for cell, recipe in self.cells
+        }
+        self.sweep = Sweep(place(name, scale, out), list(runs.values()), seeds, newcomer=self._newcomer)
+        self._planned = {(tuple(run.cell.labels.items()), run.seed): run for run in self.sweep.runs}
+
+    def _run(self, cell: Cell) -> tuple[tuple[str, str], ...]:
+        """The labels that make a run: all but what a newcomer does after it."""
+        return tuple((axis, label) for axis, label in cell.labels.items() if not (self._newcomer and axis == HOW))
+
+    def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: Path | None) -> Outcome:
+        """Run what is not finished, and write down what came of it."""
+        with self.sweep.kept():
+            self.sweep.check(data_dir, "grid")
+            before, began = self._minutes(), time.monotonic()
+            try:
+                return self.sweep.run(watch, workers=workers, data_dir=data_dir, minutes=minutes)
+            finally:
+                took = before + (time.monotonic() - began) / 60
+                write(self.sweep.place / RECORD, to_json(self.record(took)) + "\n")
+
+    def _minutes(self) -> float:
+        found = read(self.sweep.place)
+        return 0.0 if found is None else float(found["minutes"])
+
+    def record(self, minutes: float) -> dict[str, Any]:
+        """All that is to be known of the item: what `--write` makes its page of."""
+        return {
+            "item": self.name,
+            "title": self.item.title,
+            "where": self.item.where,
+            "scale": self.scale,
+            "seeds": list(self.seeds),
+            "runs": {"finished": len(self.sweep.finished), "planned": len(self.sweep.runs)},
+            "minutes": minutes,
+            "cut": self.cut,
+            "selection": {"paper": self.item.published.selection, "ours": self.cells[0][1].selection},
+            "doubt": self.item.published.doubt,
+            "values": [asdict(row) for row in self.table],
+            "claims": [asdict(claim) for claim in self.claims],
+        }
+
+    @property
+    def cut(self) -> list[str]:
+        """What this scale leaves out of the paper's settings."""
+        return list(self.item.laptop.cut) if self.scale == "laptop" else []
+
+    def values(self, labels: Labels, measure: str, whole: bool = False) -> dict[int, float | None]:
+        """By seed, as printed, the mean over all cells that agree with the labels.
+
+        Seeds of which a run is missing are left out. `whole` is what the runs took in all.
+        """
+        asked, cells = Measure.of(measure), [cell for cell, _ in self.cells if cell.agrees(labels)]
+        found: dict[int, float | None] = {}
+        for seed in self.seeds:
+            runs = [(self._planned[self._run(cell), seed], cell.labels.get(HOW)) for cell in cells]
+            if runs and all(run.finished for run, _ in runs):
+                mean = _mean([self._value(run, how, asked, whole) for run, how in runs])
+                found[seed] = None if mean is None else mean * asked.unit
+        return found
+
+    def _value(self, run: Planned, how: str | None, measure: Measure, whole: bool) -> float | None:
+        if run.newcomer and how is not None and measure.name == "predictor":
+            return run.joined(how)
+        numbers = self.sweep.numbers(run)
+        if whole:
+            return numbers.whole(measure)
+        return numbers.measure(measure, self.sweep.alone(run) if measure.name == "better_off" else None)
+
+    @cached_property
+    def table(self) -> list[Beside]:
+        """What the paper prints beside ours; then what claims measure in cells of which it prints nothing."""
+        printed = [(v.cell, v.measure, v.value, v.spread) for v in self.item.published.values]
+        told = {(tuple(cell.items()), measure) for cell, measure, *_ in printed}
+        claimed = dict.fromkeys(m for claim in self.item.claims for m in (claim.measure, claim.than_measure) if m)
+        silent = [
+            (cell.labels, measure, None, None)
+            for measure in claimed
+            for cell, _ in self.cells
+            if (tuple(cell.labels.items()), measure) not in told
+        ]
+        rows = []
+        for labels, measure, value, spread in [*printed, *silent]:
+            name = self._name(labels)
+            if name is not None:
+                ours = Spread.of(list(self.values(labels, measure).values()))
+                rows.append(Beside(name, measure, value, spread, ours.mean, ours.sd, ours.n))
+        return rows
+
+    def _name(self, labels: Labels) -> str | None:
+        """Cells in words; None where this scale has none of them."""
+        agree = [cell for cell, _ in self.cells if cell.agrees(labels)]
+        return None if not agree else agree[0].name if len(agree) == 1 else ", ".join(labels.values()) or "all"
+
+    @property
+    def left_out(self) -> int:
+        """How many of the paper's numbers are of cells that this scale leaves out."""
+        return sum(self._name(value.cell) is None for value in self.item.published.values)
+
+    @cached_property
+    def claims(self) -> list[Judged]:
+        """Every claim with its verdict."""
+        return [self._judged(claim) for claim in self.item.claims]
+
+    def _judged(self, claim: Claim) -> Judged:
+        than = claim.better if claim.than is None else claim.than
+        sides = (claim.better, claim.measure), (than, claim.than_measure or claim.measure)
+        a, b = self.values(*sides[0]), self.values(*sides[1])
+        ours = Spread.of(list(a.values())), Spread.of(list(b.values()))
+        both = [seed for seed in a if seed in b]
+        if Measure.of(claim.measure).name in REACHING:
+            # One that never got there took at least its whole length, which counts if the other one did.
+            all_a, all_b = self.values(*sides[0], whole=True), self.values(*sides[1], whole=True)
+            a, b = (
+                {s: all_a[s] if a[s] is None and b[s] is not None else a[s] for s in both},
+                {s: all_b[s] if b[s] is None and a[s] is not None else b[s] for s in both},
+            )
+        first = [a[seed] for seed in both]
+        second = [None if b[seed] is None else claim.times * b[seed] for seed in both]  # type: ignore[operator]
+        found = Difference.of_pairs(second, first) if claim.lower else Difference.of_pairs(first, second)
+        found = found.shifted(claim.margin)
+        there = all(self._name(labels) is not None for labels, _ in sides)
+        return Judged(
+            text=claim.text,
+            control=claim.control,
+            measure=claim.measure,
+            paper=(self._printed(*sides[0]), self._printed(*sides[1])),
+            ours=((ours[0].mean, ours[0].sd), (ours[1].mean, ours[1].sd)),
+            difference=found.mean,
+            low=found.low,
+            high=found.high,
+            seeds=found.n,
+            verdict=found.verdict if both else "not run" if there else "not at this scale",
+        )
+
+    def _printed(self, labels: Labels, measure: str) -> float | None:
+        """What the paper prints of these cells, their mean if there are several."""
+        values = self.item.published.values
+        return _mean([v.value for v in values if v.measure == measure and labels.items() <= v.cell.items()])
+
+
+def place(name: str, scale: Scale, out: Path) -> Path:
+    """Where an item's runs are."""
+    return out / (name if scale == "laptop" else f"{name}-{scale}")
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What a reproduction has written down; None where there is none."""
+    try:
+        found = untrusted.from_json(untrusted.text(folder / RECORD))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None

@@ -1,0 +1,100 @@
+"""Measures of a run's folder, by hand from its files."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+import pytest
+
+from mutua.measures import ABOUT, Finished, Measure
+
+
+@pytest.fixture(scope="module")
+def runs(finished: Callable[..., tuple[Path, Any]]) -> dict[str, Path]:
+    rotated = {"partition": {"kind": "rotated", "angles": [0, 90]}, "rounds": 4}
+    return {name: finished(name, **rotated)[0] for name in ("fedavg", "independent")}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def history(path: Path, client: str, model: str, metric: str = "accuracy") -> list[tuple[int, float]]:
+    wanted = (client, model, "test", metric)
+    found = [r for r in rows(path / "history.csv") if (r["client"], r["model"], r["split"], r["metric"]) == wanted]
+    return [(int(r["round"]), float(r["value"])) for r in found]
+
+
+def value(path: Path, text: str, alone: Path | None = None) -> float | None:
+    return Finished(path).measure(Measure.of(text), Finished(alone) if alone else None)
+
+
+def test_accuracies(runs: dict[str, Path]) -> None:
+    path, ids = runs["fedavg"], ("0deg", "90deg")
+    own = {client: history(path, client, "predictor")[-1][1] for client in ids}
+    assert value(path, "global") == history(path, "global", "global")[-1][1]
+    assert value(path, "predictor") == pytest.approx(fmean(own.values()))
+    assert value(path, "global_own") == pytest.approx(fmean(history(path, c, "global")[-1][1] for c in ids))
+    assert value(path, "predictor(90deg)") == own["90deg"]
+    assert value(path, "predictor(0deg 90deg)") == pytest.approx(fmean(own.values()))
+    assert value(path, "predictor(0deg 10deg)") is None
+    for name in ("wdp", "cdp", "acc"):
+        by_hand = [history(path, c, "predictor", name)[-1][1] for c in ids]
+        assert value(path, name) == pytest.approx(fmean(by_hand))
+        assert value(path, f"{name}(90deg)") == by_hand[1]
+    assert value(path, "worst") == min(own.values())
+    assert value(path, "spread_clients") == pytest.approx(pstdev(own.values()))
+    assert value(runs["independent"], "global") is None
+
+
+def test_better_off_than_alone(runs: dict[str, Path]) -> None:
+    shared, alone = runs["fedavg"], runs["independent"]
+    pairs = [
+        (history(shared, c, "predictor")[-1][1], history(alone, c, "predictor")[-1][1]) for c in ("0deg", "90deg")
+    ]
+    assert value(shared, "better_off", alone) == fmean(a > b for a, b in pairs)
+    assert value(shared, "better_off") is None
+
+
+def test_rounds_and_bytes(runs: dict[str, Path]) -> None:
+    path = runs["fedavg"]
+    curve = history(path, "global", "global")
+    highest = max(v for _, v in curve)
+    first = next(round for round, v in curve if v == highest)
+    assert value(path, f"rounds_to({100 * highest})") == first
+    assert value(path, "rounds_to(100)") is None
+    ledger = rows(path / "ledger.csv")
+    up = [r for r in ledger if r["direction"] == "up"]
+    assert value(path, f"bytes_to({100 * highest})") == sum(
+        int(r["bytes"]) for r in up if int(r["round"]) <= first
+    )
+    assert Finished(path).whole(Measure.of("rounds_to(100)")) == 4
+    assert Finished(path).whole(Measure.of("bytes_to(100)")) == sum(int(r["bytes"]) for r in up)
+    assert value(path, "bytes_up") == sum(int(r["bytes"]) for r in up) / 8  # two clients, four rounds
+    down = [r for r in ledger if r["direction"] == "down"]
+    assert value(path, "bytes_down") == sum(int(r["bytes"]) for r in down) / 10  # and the last brief
+    assert value(runs["independent"], "bytes_up") == 0
+    assert value(path, "spread_last_20") == pytest.approx(stdev(v for _, v in curve))
+
+
+def test_selections(finished: Callable[..., tuple[Path, Any]]) -> None:
+    """The rows of results.csv are of the evaluation that the run's own summary selects."""
+    for selection in ("last", "last5", "best"):
+        path, _ = finished("fedavg", rounds=7, selection=selection)
+        summary = json.loads((path / "run.json").read_text())["summary"]
+        found = {(client, model): v for client, model, split, metric, v in Finished(path).rows
+                 if (split, metric) == ("test", "accuracy")}  # fmt: skip
+        assert found["global", "global"] == pytest.approx(summary["global"]["accuracy"])
+        for client in summary["clients"]:
+            for model, accuracy in client["accuracy"].items():
+                assert found[client["id"], model] == pytest.approx(accuracy)
+        assert found["mean", "predictor"] == pytest.approx(summary["mean"]["predictor"]["accuracy"])
+
+
+def test_every_measure_can_be_asked(runs: dict[str, Path]) -> None:
+    for name in ABOUT:
+        value(runs["fedavg"], f"{name}(50)" if name.endswith("_to") else name)

@@ -1,0 +1,221 @@
+"""Reproductions: runs, tables, claims and their verdicts, by items of our own."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats as scipy_stats
+
+from mutua import recipes
+from mutua.measures import Finished, Measure
+from mutua.reproduce import Reproduction
+
+Command = Callable[..., Any]
+OUT = ("--out", "out", "--workers", "2")
+
+
+def item(tiny: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"title": "Two clients", "where": "Table 9", "recipe": {**tiny, "rounds": 30}, **more}
+
+
+@pytest.fixture
+def papers(command: Command, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command, and items ours/table-1, ours/no-data, ours/newcomer."""
+    folder = tmp_path / "items" / "ours"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(recipes, "FOLDER", folder.parent)
+
+    def claim(text: str, measure: str, **more: Any) -> dict[str, Any]:
+        sides = {"better": {"method": "alone"}, "than": {"method": "FedAvg"}}
+        return {"text": text, "measure": measure, **sides, **more}
+
+    table = item(
+        tiny,
+        grid={
+            "method": {"FedAvg": {"method": "fedavg"}, "alone": {"method": "independent"}, "FML": {}},
+            "size": {"small": {}, "large": {"models.global.width": 0.2}},
+        },
+        laptop={"set": {"rounds": 1}, "keep": {"method": ["FedAvg", "alone"]}, "cut": ["1 round, no FML"]},
+        published={
+            "selection": "best on test",
+            "doubt": "one run",
+            "values": [
+                {
+                    "cell": {"method": "FedAvg", "size": "small"},
+                    "measure": "predictor",
+                    "value": 12.5,
+                    "spread": 0.5,
+                },
+                {"cell": {"method": "alone"}, "measure": "predictor", "value": 99.9},
+                {"cell": {"method": "FML"}, "measure": "predictor", "value": 77.7},
+            ],
+        },
+        claims=[
+            claim("alone is better", "predictor"),
+            claim("alone is not worse by 200", "predictor", margin=200),
+            claim("alone is worse by 200", "predictor", margin=-200),
+            claim("alone sends less", "bytes_up", lower=True),
+            claim("the predictor is the global", "predictor(c0)", better={"method": "FedAvg"}, than=None)
+            | {"than_measure": "global_own(c0)"},
+            claim("FML is better", "predictor", better={"method": "FML"}, control=True),
+        ],
+    )
+    newcomer = item(
+        tiny,
+        kind="newcomer",
+        grid={"how": {"mutual": {}, "global": {}, "alone": {}}},
+        laptop={"set": {"rounds": 1, "partition.clients": 3}},
+        claims=[
+            {
+                "text": "a newcomer gains",
+                "measure": "predictor",
+                "better": {"how": "mutual"},
+                "than": {"how": "alone"},
+            }
+        ],
+    )
+    absent = item({**tiny, "data": "cifar10"})
+    for name, tree in {"table-1": table, "newcomer": newcomer, "no-data": absent}.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    return command
+
+
+def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
+    done = papers("reproduce", "ours/table-1", "--seeds", "2", *OUT)
+    assert done.code == 0, done.err
+    runs = sorted(path.parent.name for path in (tmp_path / "out/ours/table-1").glob("*/run.json"))
+    assert runs == [
+        f"{m}-{size}-{seed}" for m in ("FedAvg", "alone") for size in ("large", "small") for seed in (0, 1)
+    ]
+
+    def own(method: str, size: str, seed: int) -> float:
+        summary = json.loads((tmp_path / f"out/ours/table-1/{method}-{size}-{seed}/run.json").read_text())[
+            "summary"
+        ]
+        return 100 * fmean(client["accuracy"]["predictor"] for client in summary["clients"])
+
+    record = json.loads((tmp_path / "out/ours/table-1/reproduction.json").read_text())
+    small, alone, *_ = record["values"]
+    mine = [own("FedAvg", "small", seed) for seed in (0, 1)]
+    assert (small["paper"], small["paper_spread"], small["seeds"]) == (12.5, 0.5, 2)
+    assert (small["ours"], small["ours_sd"]) == (pytest.approx(fmean(mine)), pytest.approx(stdev(mine)))
+    # A cell that names one axis is the mean over the others, seed by seed.
+    by_seed = {
+        m: [fmean(own(m, size, s) for size in ("small", "large")) for s in (0, 1)] for m in ("FedAvg", "alone")
+    }
+    assert (alone["cell"], alone["ours"]) == ("alone", pytest.approx(fmean(by_seed["alone"])))
+    assert all(row["cell"] != "FML" for row in record["values"])
+
+    better, little, much, bytes_up, same, control = record["claims"]
+    interval = scipy_stats.ttest_rel(by_seed["alone"], by_seed["FedAvg"]).confidence_interval(0.95)
+    if math.isfinite(interval.low):  # SciPy has none where all differences are the same
+        assert (better["low"], better["high"]) == pytest.approx(tuple(interval))
+    assert better["difference"] == pytest.approx(fmean(by_seed["alone"]) - fmean(by_seed["FedAvg"]))
+    assert little["difference"] == pytest.approx(better["difference"] + 200)
+    assert much["difference"] == pytest.approx(better["difference"] - 200)
+    assert (bytes_up["verdict"], bytes_up["ours"][0]) == ("holds", [0, 0])
+    assert (same["verdict"], same["difference"]) == ("cannot tell", 0)
+    assert (control["control"], control["verdict"], control["difference"]) == (True, "not at this scale", None)
+    assert better["paper"] == [99.9, 12.5]
+
+    for said in (
+        "ours/table-1 (Table 9): Two clients",
+        "scale laptop, 2 seeds; cut: 1 round, no FML",
+        "selection: the paper's: best on test; ours: last",
+        "doubt: one run",
+        "1 printed numbers are of cells that this scale leaves out",
+        "control: FML is better",
+        "8 of 8 runs",
+        "worst client",
+        "better off",
+    ):
+        assert said in done.out
+    assert re.search(rf"^FedAvg, small +predictor +12\.5 ± 0\.5 +{fmean(mine):.1f} ±", done.out, re.MULTILINE)
+    again = papers("reproduce", "ours/table-1", "--seeds", "2", *OUT)
+    assert again.code == 0 and "seed 0" not in again.err
+    kept = json.loads((tmp_path / "out/ours/table-1/reproduction.json").read_text())
+    assert kept["minutes"] >= record["minutes"] and kept["claims"] == record["claims"]
+
+
+def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(papers: Command, tmp_path: Path) -> None:
+    papers("reproduce", "--write", "before.md", "--out", "out")
+    assert (tmp_path / "before.md").read_text().count("| not run |") == 3
+    done = papers("reproduce", "ours/no-data", "ours/newcomer", "--seeds", "2", *OUT)
+    assert done.code == 1
+    said = f"ours/no-data: data: cifar10 is not in {tmp_path / 'no-data'} (looked for "
+    assert said in done.err and "to get it: mutua data get cifar10" in done.err
+    assert "mutua: 1 of 2 items are not whole: ours/no-data: " in done.err
+    assert not list((tmp_path / "out").glob("ours/no-data"))
+
+    # The newcomer is the last client: the others have trained without it.
+    for seed in (0, 1):
+        run = tmp_path / f"out/ours/newcomer/all-{seed}"
+        assert {path.name for path in (run / "clients").iterdir()} == {"c0", "c1"}
+        assert {path.name for path in (run / "newcomers").iterdir()} == {"global", "finetune", "mutual"}
+    joins = {
+        how: [
+            json.loads((tmp_path / f"out/ours/newcomer/all-{seed}/newcomers/{how}/join.json").read_text())
+            for seed in (0, 1)
+        ]
+        for how in ("mutual", "global")
+    }
+    assert all(join["client"] == "c2" for both in joins.values() for join in both)
+    record = json.loads((tmp_path / "out/ours/newcomer/reproduction.json").read_text())
+    ours = {row["cell"]: row["ours"] for row in record["values"]}
+    assert ours == {
+        "mutual": pytest.approx(100 * fmean(join["accuracy"]["predictor"] for join in joins["mutual"])),
+        "global": pytest.approx(100 * fmean(join["accuracy"]["global"] for join in joins["global"])),
+        "alone": pytest.approx(100 * fmean(join["accuracy"]["alone"] for join in joins["mutual"])),
+    }
+
+    assert papers("reproduce", "--write", "page.md", "--out", "out").code == 0
+    page = (tmp_path / "page.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert [row[5] for row in rows[1:]] == [record["claims"][0]["verdict"], "not run", "not run"]
+    assert f"1 of 3 items were run, in {record['minutes']:.0f} minutes in all." in page
+    assert "## ours" in page
+
+
+def test_a_budget_of_time(papers: Command) -> None:
+    done = papers("reproduce", "ours/table-1", "--minutes", "0", *OUT)
+    assert done.code == 1
+    assert "1 of 1 items are not whole: ours/table-1: the time budget of 0 minutes is used up" in done.err
+
+
+def test_what_there_is(papers: Command) -> None:
+    done = papers("reproduce", "--list")
+    assert re.search(r"^ours/table-1 +Table 9 +Two clients$", done.out, re.MULTILINE)
+    for words, said in {
+        ("reproduce",): "ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them",
+        ("reproduce", "ours/tabel-1"): "ITEM: 'ours/tabel-1' is not an item; did you mean 'ours/table-1'",
+        ("reproduce", "--write", "no/page.md"): "--write: cannot write to no/page.md",
+    }.items():
+        wrong = papers(*words)
+        assert wrong.code == 2 and said in wrong.err
+
+
+def test_one_that_never_gets_there_takes_its_whole_length(
+    papers: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds to an accuracy: reached by one side in rounds 3 and 4 of 30, never by the other."""
+    path = recipes.FOLDER / "ours" / "table-1.yaml"
+    tree = yaml.safe_load(path.read_text())
+    sides = {"better": {"method": "FedAvg"}, "than": {"method": "alone"}}
+    tree["claims"] = [{"text": "quicker", "measure": "rounds_to(50)", "lower": True, **sides}]
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    monkeypatch.setattr("mutua.sweep.Planned.finished", True)
+    monkeypatch.setattr(Finished, "whole", lambda self, asked: 30.0)
+
+    def measure(self: Finished, asked: Measure, alone: Any = None) -> float | None:
+        return 3.0 + int(self.path.name[-1]) if self.path.name.startswith("FedAvg") else None
+
+    monkeypatch.setattr(Finished, "measure", measure)
+    [claim] = Reproduction("ours/table-1", "laptop", range(2), Path("nowhere")).claims
+    assert (claim.difference, claim.verdict) == (30 - 3.5, "holds")
+    assert claim.ours == ((3.5, pytest.approx(math.sqrt(0.5))), (None, None))
