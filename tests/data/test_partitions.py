@@ -346,10 +346,10 @@ def test_majority_refuses_a_mix_that_no_size_allows():
 # Domains, rotated
 
 
-def test_domains_are_the_clients():
+def test_domains_are_the_clients_by_names_that_ids_can_have():
     samples = labelled([7, 5], domains=3)
     deal = Domains().deal(samples, rng())
-    assert deal.ids == ["domain 0", "domain 1", "domain 2"]
+    assert deal.ids == ["domain_0", "domain_1", "domain_2"]
     assert [part.tolist() for part in deal.parts] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
 

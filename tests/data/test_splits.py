@@ -331,7 +331,7 @@ def test_clients_without_val_or_test_are_empty_not_broken():
 def test_domains_are_drawn_and_split_each_on_its_own():
     samples = labelled([400, 200], domains=3)
     dealt = split_and_deal(samples, None, Domains(), Split(), samples_per_client=100, seed=0)
-    assert [(c.id, c.domain) for c in dealt.clients] == [(f"domain {d}", f"domain {d}") for d in range(3)]
+    assert [(c.id, c.domain) for c in dealt.clients] == [(f"domain_{d}", f"domain_{d}") for d in range(3)]
     for d, client in enumerate(dealt.clients):
         assert (len(client.train), len(client.val), len(client.test)) == (70, 10, 20)
         for part in (client.train, client.val, client.test):

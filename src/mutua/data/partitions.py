@@ -281,7 +281,8 @@ class Domains(Spec):
                 f"partition.kind: domains, but '{empty[0]}' has no training sample; "
                 "leave that domain out or give more samples"
             )
-        return Deal(parts, list(samples.domains))
+        # A domain's name may hold spaces, as Office-Home's "Real World" does; a client's id may not.
+        return Deal(parts, [name.replace(" ", "_") for name in samples.domains])
 
 
 class Rotated(Spec):
