@@ -364,6 +364,44 @@ def _reproduce(
 
 
 @app.command()
+def report(
+    place: Annotated[
+        Path, typer.Argument(help="The folder of a run or of a comparison.", metavar="RUN|COMPARISON")
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(help="One page that needs nothing else; else report.html in the folder.", metavar="FILE"),
+    ] = None,
+    pdf: Annotated[Path | None, typer.Option(help="The same as a PDF.", metavar="FILE")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder for every table as LaTeX, Markdown and CSV.", metavar="DIR")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for every figure as SVG and PDF.", metavar="DIR")
+    ] = None,
+    load_data: Annotated[
+        bool,
+        typer.Option("--load-data", help="Load the data too: training labels, PCA of features, UMAP of the data."),
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a report on a run or a comparison, from its files alone.
+
+    Without --html, --pdf, --tables and --figures, the page is report.html in the folder.
+    """
+    from mutua.reports import console
+    from mutua.reports.reading import read
+    from mutua.reports.report import report as made_of
+    from mutua.reports.writing import write
+
+    if html is None and pdf is None and tables is None and figures is None:
+        html = place / "report.html"
+    with console.err.status("reading and drawing"):
+        for path in write(made_of(read(place), load_data, data_dir), html, pdf, tables, figures):
+            console.say(str(path))
+
+
+@app.command()
 def join(
     run_dir: RunDir,
     data: Annotated[Path, typer.Option(help=f"The newcomer's data: {Images}.", metavar="PATH")],

@@ -205,10 +205,10 @@ def what_left(result: Result) -> str:
 def options(method: base.Method) -> str:
     """A method's options, defaults filled in: what a report cannot leave out."""
     given = {key: value for key, value in base.spec(method).items() if key != "name" and value is not None}
-    return ", ".join(f"{key} {_section(value)}" for key, value in given.items())
+    return ", ".join(f"{key} {section(value)}" for key, value in given.items())
 
 
-def _section(value: Any) -> str:
+def section(value: Any) -> str:
     """A section by its name, with its own options in brackets: trimmed-mean (share 0.2)."""
     if not isinstance(value, dict) or "name" not in value:
         return str(value)
@@ -286,9 +286,9 @@ def show_comparison(summary: dict[str, Any], selection: Selection = "last", note
     measures = [key for key in MEASURES if any(_known(row["accuracy"].get(key)) for row in summary.values())]
     methods = table(["method"], [*measures, "sent"])
     for label, row in summary.items():
-        methods.add_row(label, *(_spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"]))
+        methods.add_row(label, *(spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"]))
         if label != first:
-            differences = (_spread(row["difference"][key], sign=True) for key in measures)
+            differences = (spread(row["difference"][key], sign=True) for key in measures)
             methods.add_row(f"  minus {first}", *differences, "", style="dim")
     explained = [f"{key}: {MEASURES[key]}" for key in measures]
     title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over seeds"
@@ -326,7 +326,8 @@ def _known(found: dict[str, Any] | None) -> bool:
     return found is not None and found["mean"] is not None
 
 
-def _spread(found: dict[str, Any], sign: bool = False) -> str:
+def spread(found: dict[str, Any], sign: bool = False) -> str:
+    """Mean ± standard deviation of fractions, as percentages."""
     if found["mean"] is None:
         return "–"
     mean = f"{100 * found['mean']:{'+' if sign else ''}.1f}"

@@ -1,20 +1,24 @@
-"""Pictures: who holds which labels, and who gains from the federation."""
+"""Pictures: their style, who holds which labels, and who gains from the federation."""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
 from mutua.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, FigureBase
 
 # Okabe and Ito's palette, told apart by colour-blind eyes; one method, one colour, in every picture.
 COLOURS = {
@@ -33,6 +37,16 @@ LABELS = {"alone": "alone", "fedavg": "FedAvg (global model)", "fml": "FML (pers
 
 INK, FAINT = "#333333", "#DDDDDD"
 DPI = 160
+WIDTH = 5.2
+"""Inches: a picture that can be read on a telephone and fits a column and a half of a paper."""
+STYLE: Any = {"svg.hashsalt": "mutua", "svg.fonttype": "path", "pdf.fonttype": 42}
+# No version and no date in a file: the same picture is the same bytes.
+UNDATED: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+MARKERS = "os^Dv<>Pp"
 
 
 class DemoRow(TypedDict):
@@ -43,6 +57,33 @@ class DemoRow(TypedDict):
     alone: float
     fedavg: float
     fml: float
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that can be drawn on a page or alone: what it shows in words, its size in inches, its drawing."""
+
+    name: str
+    title: str
+    alt: str
+    size: tuple[float, float]
+    draw: Callable[[FigureBase], None]
+
+    def figure(self, title: str = "") -> Figure:
+        """The picture alone."""
+        from matplotlib.figure import Figure
+
+        made = Figure(self.size, dpi=DPI, layout="constrained")
+        self.draw(made)
+        if title:
+            made.axes[0].set_title(title, loc="left", color=INK, fontsize=11, parse_math=False)
+        return made
+
+    def svg(self) -> bytes:
+        """The picture as SVG, its letters as shapes, so that it looks the same everywhere."""
+        held = io.BytesIO()
+        _render(self.figure(), held, "svg")
+        return held.getvalue()
 
 
 def colours(methods: Iterable[str]) -> dict[str, str]:
@@ -56,23 +97,37 @@ def colours(methods: Iterable[str]) -> dict[str, str]:
 
 def label_picture(counts: np.ndarray, clients: list[str], classes: list[str], path: Path, title: str) -> None:
     """Draw how many samples of each class each client holds, as a PNG."""
-    _save(_label_figure(counts, clients, classes, title), path)
+    write(_label_figure(counts, clients, classes, title), path)
 
 
 def demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
     """Draw each client's accuracy by method, and the mean over rounds of each curve (by method), as a PNG."""
-    _save(_demo_figure(rows, curves), path)
+    write(_demo_figure(rows, curves), path)
 
 
 def _label_figure(counts: np.ndarray, clients: list[str], classes: list[str], title: str) -> Figure:
+    return labels("labels", title, counts, clients, classes).figure(title)
+
+
+def labels(name: str, title: str, counts: np.ndarray, clients: list[str], classes: list[str]) -> Picture:
+    """Who holds how many samples of which class."""
+    K, C = counts.shape
+    cell = min(0.4, 12 / C), min(0.32, 10 / K)  # inches
+    held = [f"{client} {int((row > 0).sum())}" for client, row in zip(clients[:50], counts, strict=False)]
+    alt = f"{title}. Classes of each client: {', '.join(held)}{', ...' * (K > 50)}."
+    size = max(C * cell[0], 3) + 1.6, K * cell[1] + 1.4
+    return Picture(name, title, alt, size, partial(_draw_labels, counts, clients, classes, cell))
+
+
+def _draw_labels(
+    counts: np.ndarray, clients: list[str], classes: list[str], cell: tuple[float, float], figure: FigureBase
+) -> None:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     K, C = counts.shape
-    cell_width, cell_height = min(0.55, 12 / C), min(0.32, 10 / K)  # inches
-    figure = Figure((max(C * cell_width, 3) + 1.6, K * cell_height + 1.4), dpi=DPI, layout="constrained")
+    cell_width, cell_height = cell
     axes = figure.subplots()
     most = max(int(counts.max(initial=0)), 1)
     blues = ListedColormap(colormaps["Blues"](np.linspace(0.12, 1, 256)))  # a single sample is not white
@@ -98,16 +153,15 @@ def _label_figure(counts: np.ndarray, clients: list[str], classes: list[str], ti
     axes.set_yticks(np.arange(K + 1) - 0.5, minor=True)
     axes.grid(which="minor", color=FAINT, linewidth=0.5)
     axes.tick_params("both", which="both", length=0, colors=INK)
+    axes.tick_params("y", labelsize=8.5)
     axes.spines[:].set_color(FAINT)
-    axes.set_xlabel("class", color=INK)
-    axes.set_title(title, loc="left", color=INK, fontsize=11, parse_math=False)
-    return figure
+    axes.set_xlabel("class", color=INK, fontsize=9)
 
 
 def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import MaxNLocator
 
     methods = ["alone", "fedavg", "fml"]
     colour = colours([*methods, *curves])
@@ -138,34 +192,56 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     right.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     for axes in (left, right):
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.grid(axis="y", color=FAINT, linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(INK)
-        axes.tick_params(length=0, colors=INK, labelsize=8.5)
+        plain(axes)
     left.tick_params("x", labelrotation=0 if len(rows) <= 6 else 90)
-    figure.legend(
-        handles.values(),
-        [LABELS.get(name, name) for name in handles],
-        loc="outside upper left",
-        ncols=len(handles),
-        frameon=False,
-        fontsize=9.5,
-        labelcolor=INK,
-    )
+    legend(figure, handles.values(), [LABELS.get(name, name) for name in handles])
     return figure
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """Write beside and rename, so that nobody ever sees half a picture."""
+def plain(axes: Axes, of: Literal["x", "y"] = "y") -> None:
+    """Percentages along one axis, a faint grid across it, and nothing that says nothing."""
+    getattr(axes, f"{of}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+    axes.grid(axis=of, color=FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    base = "bottom" if of == "y" else "left"
+    axes.spines[[side for side in ("top", "right", "left", "bottom") if side != base]].set_visible(False)
+    axes.spines[base].set_color(INK)
+    axes.tick_params(length=0, colors=INK, labelsize=8.5)
+
+
+def legend(
+    figure: FigureBase, handles: Iterable[Any], names: list[str], columns: int | None = None, markers: float = 1
+) -> None:
+    """Names above the picture, as they are written."""
+    made = figure.legend(
+        handles,
+        names,
+        loc="outside upper left",
+        ncols=columns or len(names),
+        frameon=False,
+        fontsize=9.5,
+        labelcolor=INK,
+        markerscale=markers,
+    )
+    for text in made.get_texts():
+        text.set_parse_math(False)
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write a PNG, SVG or PDF, as the name says; beside and renamed, so that nobody ever sees half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # No version in the file: the same picture is the same bytes.
-        figure.savefig(beside, format="png", metadata={"Software": None})
+        _render(figure, beside, path.suffix[1:])
         beside.replace(path)
     except OSError as error:
         with suppress(OSError):
             beside.unlink()
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose a folder that can") from None
+
+
+def _render(figure: Figure, to: Path | io.BytesIO, kind: str) -> None:
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        figure.savefig(to, format=kind, metadata=UNDATED[kind])

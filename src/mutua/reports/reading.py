@@ -1,0 +1,271 @@
+"""What a report knows: the runs of a folder, as their files tell them. Nothing is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import pstdev
+from typing import Any
+
+import numpy as np
+
+from mutua import untrusted
+from mutua.errors import InputError, line
+from mutua.history import History
+from mutua.ledger import Ledger
+from mutua.privacy import Guarantee, Privacy
+from mutua.reports.labels import LabelCounts
+from mutua.reports.tables import Spread
+from mutua.runs.files import reason
+from mutua.runs.listing import Overview, found
+
+Value = float | None
+COMPARISON = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its recipe, its rows and, where it is finished, its summary."""
+
+    overview: Overview
+    label: str
+    history: History
+    ledger: Ledger
+    summary: Mapping[str, Any] | None
+    versions: Mapping[str, str]
+    cell: Mapping[str, str] = field(default_factory=dict)
+    """Its labels by axis, where a grid was run."""
+
+    @classmethod
+    def of(cls, overview: Overview) -> Run:
+        """Read its folder."""
+        folder = overview.folder
+        history, ledger = folder.rows()
+        record = folder.record if folder.finished else None
+        begun = [event["versions"] for event in folder.events.read() if "versions" in event]
+        versions, summary = (record.versions, record.summary) if record else (begun[-1] if begun else {}, None)
+        return cls(overview, overview.method, history, ledger, summary, versions)
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.overview.folder.path
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.overview.method
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.overview.seed or 0
+
+    def section(self, key: str) -> Any:
+        """A section of its recipe."""
+        return self.overview.recipe.get(key)
+
+    @cached_property
+    def clients(self) -> dict[str, dict[str, Value]]:
+        """By client, the accuracies of predictor and global on its own test data that the run reports."""
+        if self.summary is None:
+            return {}
+        return {str(c["id"]): dict(c["accuracy"]) for c in self.summary["clients"]}
+
+    def measure(self, name: str) -> Value:
+        """One of the run's numbers: of console.MEASURES, or over clients."""
+        if self.summary is None:
+            return None
+        if name == "global":
+            return self.summary["global"]["accuracy"]  # type: ignore[no-any-return]
+        if name in ("wdp", "cdp", "acc"):
+            return (self.summary.get("domains") or {}).get(name)
+        if name == "predictor":
+            return self.summary["mean"]["predictor"]["accuracy"]  # type: ignore[no-any-return]
+        own = [scores["predictor"] for scores in self.clients.values()]
+        known = [value for value in own if value is not None]
+        if not known:
+            return None
+        return min(known) if name == "worst" else pstdev(known)
+
+    def better_off(self, alone: Run | None) -> Value:
+        """The share of clients whose predictor is better than the same client's alone."""
+        if alone is None:
+            return None
+        pairs = [
+            (scores["predictor"], alone.clients.get(c, {}).get("predictor")) for c, scores in self.clients.items()
+        ]
+        known = [(own, other) for own, other in pairs if own is not None and other is not None]
+        return sum(own > other for own, other in known) / len(known) if known else None
+
+    def curve(self, measure: str) -> dict[int, float]:
+        """By round, the global on the common test set, or the mean over clients of their predictors."""
+        if measure == "global":
+            rows = self.history.select(client="global", model="global", split="test", metric="accuracy")
+            return {row.round: row.value for row in rows if row.value is not None}
+        metric = "accuracy" if measure == "predictor" else measure
+        return dict(self.history.curve("predictor", metric=metric))
+
+    def sent(self) -> dict[int, int]:
+        """By round, the bytes that had left all clients by then."""
+        rounds: dict[int, int] = {0: 0}
+        for entry in self.ledger:
+            if entry.direction == "up":
+                rounds[entry.round] = rounds.get(entry.round, 0) + entry.bytes
+        total = np.cumsum([rounds[round] for round in sorted(rounds)])
+        return dict(zip(sorted(rounds), total.tolist(), strict=True))
+
+    @property
+    def privacy(self) -> str:
+        """What its messages promise."""
+        told = (self.summary or {}).get("privacy")
+        if self.summary is None and self.section("privacy"):
+            return "asked for; what it is worth is known when the run is finished"
+        if told is None:
+            return "none"
+        settings, epsilon = {key: told[key] for key in Privacy.model_fields}, told["epsilon"]
+        return str(
+            Guarantee(Privacy.model_validate(settings), *(epsilon[k] for k in ("messages", "globals", "sampled")))
+        )
+
+    def labels(self) -> LabelCounts | None:
+        """Test samples by class, from the clients' confusion matrices."""
+        counts: dict[str, dict[str, int]] = {}
+        for file in sorted(self.path.glob("clients/*/confusion.json")):
+            held = untrusted.from_json(untrusted.text(file))
+            rows = np.asarray(held["confusion"], int).sum(1).tolist()
+            counts[file.parent.name] = dict(zip(map(str, held["classes"]), rows, strict=True))
+        if not counts:
+            return None
+        classes = list(dict.fromkeys(name for mine in counts.values() for name in mine))
+        table = np.array([[mine.get(name, 0) for name in classes] for mine in counts.values()])
+        return LabelCounts(list(counts), classes, table, [0] * len(counts), table.sum(1).tolist())
+
+    def same_data(self, other: Run) -> bool:
+        """Whether both were dealt the same data."""
+        keys = ("data", "partition", "clients", "seed")
+        return all(self.section(key) == other.section(key) for key in keys)
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs of a report, by label in the order of the comparison; what is missing, and why."""
+
+    path: Path
+    runs: tuple[Run, ...]
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def labels(self) -> list[str]:
+        """What is compared."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    def of(self, label: str) -> list[Run]:
+        """Its runs, by seed."""
+        return sorted((run for run in self.runs if run.label == label), key=lambda run: run.seed)
+
+    def clients(self, label: str) -> list[str]:
+        """The ids of its clients."""
+        return list(dict.fromkeys(client for run in self.of(label) for client in run.clients))
+
+    def client(self, label: str, client: str, model: str) -> Spread:
+        """A client's accuracy over seeds, by its predictor or by the global; nothing where it took no part."""
+        runs = self.of(label) if client in self.clients(label) else []
+        return Spread(tuple(run.clients.get(client, {}).get(model) for run in runs))
+
+    def method(self, label: str) -> str:
+        """The method behind a label."""
+        return self.of(label)[0].method
+
+    def contender(self, label: str) -> str:
+        """The label's part that names the method, where a grid has other axes too."""
+        return self.of(label)[0].cell.get("method", label)
+
+    @property
+    def facets(self) -> dict[str, list[str]]:
+        """Labels that belong into one picture, by what they have in common on the axes beside the method's."""
+        found: dict[str, list[str]] = {}
+        for label in self.labels:
+            cell = self.of(label)[0].cell
+            shared = ", ".join(f"{axis} {at}" for axis, at in cell.items() if axis != "method")
+            found.setdefault(shared if "method" in cell else "", []).append(label)
+        return found
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds."""
+        return sorted({run.seed for run in self.runs})
+
+    def alone(self, run: Run) -> Run | None:
+        """The independent run on the same data, with the same seed."""
+        found = (other for other in self.runs if other.method == "independent" and other.same_data(run))
+        return None if run.method in ("independent", "centralised") else next(found, None)
+
+    def over_seeds(self, label: str, value: Callable[[Run], Value]) -> Spread:
+        """A number of each run of this label."""
+        return Spread(tuple(value(run) for run in self.of(label)))
+
+
+def read(path: Path) -> Study:
+    """The run, or the runs of the comparison, in this folder."""
+    try:
+        if (path / "recipe.yaml").is_file():
+            run = Run.of(Overview.of(path))
+            study = Study(path, (run,))
+            if run.summary is None:
+                study.missing.append(f"{path}: {_unfinished(run.overview)}; its tables come when it is finished")
+        elif path.is_dir():
+            study = _comparison(path)
+        else:
+            raise InputError(
+                f"RUN: {path} is not a folder; give the one that 'mutua run' or 'mutua compare' named"
+            )
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{reason(error)} is missing" if isinstance(error, KeyError) else reason(error)
+        raise InputError(f"RUN: {path} cannot be read ({what}); it is damaged") from None
+    return study
+
+
+def _comparison(path: Path) -> Study:
+    study = Study(path, ())
+    told = untrusted.from_json(untrusted.text(path / COMPARISON))["runs"] if (path / COMPARISON).is_file() else []
+    if not told:
+        study.missing.append(f"{COMPARISON} is not there: runs are named by their methods")
+    order = {str(one["method"]): place for place, one in reversed(list(enumerate(told)))}
+    runs = []
+    for overview in found(path):
+        run = Run.of(overview)
+        if run.summary is None:
+            study.missing.append(f"{run.path.name}: {_unfinished(overview)}; it is left out")
+        else:
+            runs.append(_named(run, told))
+    if not runs:
+        raise InputError(
+            f"RUN: {path} holds no finished run; give a folder that 'mutua run' or 'mutua compare' named"
+        )
+    named = Counter((run.label, run.seed) for run in runs)
+    runs = [run if named[run.label, run.seed] == 1 else replace(run, label=line(run.path.name)) for run in runs]
+    return replace(study, runs=tuple(sorted(runs, key=lambda run: order.get(run.label, len(told)))))
+
+
+def _named(run: Run, told: Sequence[Mapping[str, Any]]) -> Run:
+    """The run under the label that the comparison has for one with the same numbers."""
+    own = {key: value for key, value in (run.summary or {}).items() if key != "method"}
+    for one in told:
+        if all(one.get(key) == value for key, value in own.items()):
+            return replace(run, label=str(one["method"]), cell=one.get("cell", {}))
+    return run
+
+
+def _unfinished(overview: Overview) -> str:
+    at = "before round 0" if overview.round is None else f"after round {overview.round}"
+    return f"{overview.state} {at} of {overview.rounds}"
+
+
+def common(values: Iterable[Any]) -> Any:
+    """The one value that all have, else None."""
+    seen = list(values)
+    return seen[0] if seen and all(value == seen[0] for value in seen) else None

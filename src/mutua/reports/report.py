@@ -1,0 +1,353 @@
+"""A report: what was run and what came of it, as sections of text, tables and pictures."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mutua.errors import InputError, MutuaError
+from mutua.reports import console, pictures
+from mutua.reports.figures import COLOURS, Picture, colours, labels
+from mutua.reports.reading import Run, Study, common
+from mutua.reports.tables import Bytes, Cell, Spread, Table
+from mutua.reports.words import listed, serves_global, what_was_run
+
+if TYPE_CHECKING:
+    from mutua.federation import Federation
+
+MEASURES = {
+    "global": console.MEASURES["global"],
+    "predictor": console.MEASURES["predictor"],
+    "wdp": "their predictors within their own domains",
+    "cdp": "their predictors on the other domains",
+    "acc": console.MEASURES["acc"],
+    "worst": "the worst client's predictor on its own test data",
+    "spread": "standard deviation over clients of their predictors' accuracy",
+}
+BETTER = "better off"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to be shown as it is; `folded` away where that is possible."""
+
+    text: str
+    folded: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    blocks: tuple[str | Table | Picture | Code, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A title and sections."""
+
+    title: str
+    sections: tuple[Section, ...]
+
+    @property
+    def tables(self) -> Iterator[Table]:
+        """Every table."""
+        return (block for section in self.sections for block in section.blocks if isinstance(block, Table))
+
+    @property
+    def pictures(self) -> Iterator[Picture]:
+        """Every picture."""
+        return (block for section in self.sections for block in section.blocks if isinstance(block, Picture))
+
+
+def report(study: Study, load_data: bool = False, data_dir: Path | None = None) -> Report:
+    """All that a folder tells; with `load_data` also what its data do."""
+    colour = _colours(study)
+    missing = list(study.missing)
+    data = _data(study, data_dir, missing) if load_data else {}
+    sections = [
+        Section("What was run", (what_was_run(study), *_differences(study))),
+        Section("Results", tuple(_results(study))),
+        Section("Learning curves", tuple(_curves(study, colour))),
+        Section("Clients", tuple(_clients(study, colour))),
+        Section("Who holds which labels", tuple(_labels(study, data))),
+        Section("Accuracy against bytes sent", tuple(_trade_off(study, colour))),
+        Section("What left each client", tuple(_left(study))),
+    ]
+    if load_data:
+        sections.append(Section("The data", tuple(_samples(study, data, missing))))
+    else:
+        missing.append(
+            "training labels, PCA of features and UMAP of the data: they need the data; give --load-data"
+        )
+    if not any(run.method == "independent" for run in study.runs):
+        missing.append("who is better off than alone: there is no run of method independent on the same data")
+    sections += [
+        Section("What this report lacks", tuple(missing)),
+        Section("To repeat it", tuple(_repeat(study, load_data))),
+    ]
+    name = str(study.runs[0].section("name") or study.path.name)
+    return Report(f"{name}: {listed(study.labels)}", tuple(section for section in sections if section.blocks))
+
+
+def _colours(study: Study) -> dict[str, str]:
+    """By label: a method's own colour for the first contender that is of it; other contenders take free ones."""
+    names: dict[str, str] = {}
+    for label in study.labels:
+        method = study.method(label)
+        names.setdefault(contender := study.contender(label), contender if method in names.values() else method)
+    found = colours(names.values())
+    return {label: found[names[study.contender(label)]] for label in study.labels}
+
+
+# What was run
+
+
+def _differences(study: Study) -> Iterator[Table]:
+    """By label, what its recipe says otherwise than the others' do."""
+    flat = {label: dict(_flat(study.of(label)[0].overview.recipe)) for label in study.labels}
+    keys = dict.fromkeys(key for tree in flat.values() for key in tree if key != "seed")
+    differ = [key for key in keys if common(tree.get(key) for tree in flat.values()) is None]
+    if len(flat) < 2 or not differ:
+        return
+    rows: list[tuple[Cell, ...]] = []
+    for label, tree in flat.items():
+        rows.append((label, ", ".join(f"{key} {tree[key]}" for key in differ if tree.get(key) is not None)))
+    yield Table("settings", "What differs between them", ("label", "its own settings"), (), tuple(rows))
+
+
+def _flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
+
+
+# What came of it
+
+
+def _results(study: Study) -> Iterator[Table]:
+    if all(run.summary is None for run in study.runs):
+        return
+
+    def column(value: Callable[[Run], float | None]) -> list[Spread]:
+        return [study.over_seeds(label, value) for label in study.labels]
+
+    found = {name: column(partial(Run.measure, name=name)) for name in MEASURES}
+    found[BETTER] = column(lambda run: run.better_off(study.alone(run)))
+    known = {name: column for name, column in found.items() if any(value.mean is not None for value in column)}
+    rows: list[tuple[Cell, ...]] = []
+    for i, label in enumerate(study.labels):
+        runs = study.of(label)
+        sent = sum(run.ledger.bytes("up") for run in runs) / len(runs)
+        rows.append((label, len(runs), *(column[i] for column in known.values()), Bytes(sent)))
+    about = {**MEASURES, BETTER: "share of clients whose predictor is better than the same client's alone"}
+    remarks = [f"{name}: {about[name]}" for name in known]
+    remarks.append("sent: bytes that left all clients together")
+    title = "Accuracy in %" + (": mean ± standard deviation over seeds" if len(study.seeds) > 1 else "")
+    yield Table("results", title, ("method",), ("seeds", *known, "sent"), tuple(rows), tuple(remarks))
+
+
+CURVES = {
+    "predictor": "Mean accuracy of the clients' predictors on their own test data",
+    "global": "Accuracy of the global on the common test set",
+    "acc": "Mean accuracy of the clients' predictors over all domains",
+}
+
+
+def _curves(study: Study, colour: Mapping[str, str]) -> Iterator[str | Picture]:
+    drawn = [
+        pictures.curves(name, title, lines)
+        for measure in CURVES
+        for name, title, lines in _lines(study, measure, colour)
+        if any(len(line.x) > 1 for line in lines.values())
+    ]
+    yield from drawn
+    if drawn and len(study.seeds) > 1:
+        yield "A band is one standard deviation over seeds to each side."
+
+
+def _lines(
+    study: Study, measure: str, colour: Mapping[str, str], sent: bool = False
+) -> Iterator[tuple[str, str, dict[str, pictures.Line]]]:
+    """Name, title and lines of each picture: several where a grid has axes beside the method's."""
+    for facet, members in study.facets.items():
+        found = {}
+        for label in members:
+            runs = study.of(label)
+            at = [run.sent() for run in runs] if sent else None
+            line = pictures.Line.of([run.curve(measure) for run in runs], colour[label], at)
+            if line is not None:
+                found[study.contender(label) if facet else label] = line
+        name = f"{'trade-off' if sent else 'curve'}-{measure}{'-' * bool(facet)}{_slug(facet)}"
+        yield name, CURVES[measure] + (f": {facet}" if facet else ""), found
+
+
+def _trade_off(study: Study, colour: Mapping[str, str]) -> Iterator[str | Picture]:
+    for measure in ("predictor", "global"):
+        for name, title, lines in _lines(study, measure, colour, sent=True):
+            if any(not line.flat for line in lines.values()):
+                yield pictures.trade_off(name, f"{title}, against bytes", lines)
+    if any(not run.ledger.bytes("up") for run in study.runs):
+        yield "Who sends nothing is a dashed line: its accuracy after the last round."
+
+
+def _clients(study: Study, colour: Mapping[str, str]) -> Iterator[Table | Picture]:
+    several = len(study.labels) > 1
+    for label in study.labels:
+        if study.clients(label) and not (several and study.method(label) in ("independent", "centralised")):
+            yield _bars(study, label, colour[label])
+    ids = list(dict.fromkeys(client for label in study.labels for client in study.clients(label)))
+    columns = {}
+    for label in study.labels:
+        columns[label if several else "predictor"] = [study.client(label, c, "predictor") for c in ids]
+        shared = [study.client(label, c, "global") for c in ids]
+        if any(value.mean is not None for value in shared) and not all(map(serves_global, study.of(label))):
+            columns[f"{label}, global" if several else "global"] = shared
+    if not ids:
+        return
+    rows: list[tuple[Cell, ...]] = [(c, *(column[k] for column in columns.values())) for k, c in enumerate(ids)]
+    title = "Accuracy in % of each client on its own test data"
+    remark = "by the model that it serves with, or by the global where that is said"
+    yield Table("clients", title, ("client",), tuple(columns), tuple(rows), (remark,))
+
+
+def _bars(study: Study, label: str, colour: str) -> Picture:
+    """Alone, with the global and with the own model, as far as they are known."""
+    ids, runs = study.clients(label), study.of(label)
+
+    def means(of: Sequence[Run], model: str) -> list[float | None]:
+        return [Spread(tuple(run.clients.get(c, {}).get(model) for run in of)).mean for c in ids]
+
+    alone = [rival for run in runs if (rival := study.alone(run)) is not None]
+    bars = {}
+    if alone and len(alone) == len(runs):
+        bars["alone"] = pictures.Bars(means(alone, "predictor"), COLOURS["alone"])
+    own = not all(map(serves_global, runs))
+    if any(value is not None for value in means(runs, "global")):
+        bars["global"] = pictures.Bars(means(runs, "global"), colour, hatched=own)
+    if own:
+        bars[_served(runs[0])] = pictures.Bars(means(runs, "predictor"), colour)
+    title = f"{label}: accuracy of each client on its own test data"
+    return pictures.clients(f"clients-{_slug(label)}", title, ids, bars)
+
+
+def _served(run: Run) -> str:
+    if run.method == "independent":
+        return "alone"
+    return "personal" if any(run.path.glob("clients/*/personal.safetensors")) else "predictor"
+
+
+def _slug(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
+
+
+def _labels(study: Study, data: Mapping[str, Federation]) -> Iterator[Picture]:
+    from mutua.reports.labels import counts_by_client
+
+    for run in study.runs:
+        if (federation := data.get(run.label)) is not None:
+            counts, what = counts_by_client(federation), "Training"
+        elif run.method == "centralised" or (held := run.labels()) is None:
+            continue
+        else:
+            counts, what = held, "Test"
+        title = f"{what} samples by client and class, seed {run.seed}"
+        yield labels("labels", title, counts.train, counts.clients, counts.classes)
+        return
+
+
+def _left(study: Study) -> Iterator[str | Table]:
+    rows: list[tuple[Cell, ...]] = []
+    for label in study.labels:
+        runs = study.of(label)
+        sent: dict[str, dict[tuple[str, str], tuple[float, float]]] = {}
+        for run in runs:
+            for entry in run.ledger:
+                if entry.direction == "up":
+                    mine = sent.setdefault(entry.client, {})
+                    times, size = mine.get((entry.kind, entry.name), (0, 0))
+                    mine[entry.kind, entry.name] = times + 1 / len(runs), size + entry.bytes / len(runs)
+        alike: dict[tuple[Any, ...], list[str]] = {}
+        for client, mine in sent.items():
+            alike.setdefault(tuple(mine.items()), []).append(client)
+        for parts, clients in alike.items():
+            for (kind, name), (times, size) in parts:
+                rows.append(
+                    (label, ", ".join(clients), kind, name, f"{times:.4g}", Bytes(size / times), Bytes(size))
+                )
+        if not sent:
+            rows.append((label, "all", "nothing", "", "0", Bytes(0), Bytes(0)))
+    title = "What left each client, from the ledger" + (", mean over seeds" if len(study.seeds) > 1 else "")
+    remarks = (
+        "messages and bytes are of each client named, over the whole run",
+        "envelope: a message's own names and shapes",
+    )
+    heads = ("messages", "bytes a message", "bytes")
+    yield Table("left", title, ("method", "clients", "kind", "name"), heads, tuple(rows), remarks)
+    promised = {label: list(dict.fromkeys(run.privacy for run in study.of(label))) for label in study.labels}
+    if (same := common(promised.values())) is not None:
+        promised = {"Differential privacy": same}
+    for label, told in promised.items():
+        prefix = "" if same is not None else "differential privacy "
+        yield f"{label}: {prefix}{'; '.join(told)}."
+
+
+# What needs the data
+
+
+def _data(study: Study, data_dir: Path | None, missing: list[str]) -> dict[str, Federation]:
+    """By label, the federation of its first run, loaded by the run's recipe."""
+    found: dict[str, Federation] = {}
+    known: list[tuple[Run, Federation]] = []
+    for label in study.labels:
+        run = study.of(label)[0]
+        federation = next((held for other, held in known if other.same_data(run)), None)
+        try:
+            federation = federation or run.overview.folder.recipe.federation(data_dir)
+        except MutuaError as error:
+            missing.append(f"the data of {label}: {error}")
+            continue
+        known.append((run, federation))
+        found[label] = federation
+    return found
+
+
+def _samples(study: Study, data: Mapping[str, Federation], missing: list[str]) -> Iterator[Picture]:
+    from mutua.reports.samples import data_picture, feature_picture
+
+    if not data:
+        return
+    runs = {label: (study.of(label)[0], federation) for label, federation in data.items()}
+    first, federation = next(iter(runs.values()))
+    draws: dict[str, Callable[[], Picture]] = {
+        "PCA of features": lambda: feature_picture(runs),
+        "UMAP of the data": lambda: data_picture(federation, first.seed),
+    }
+    for what, draw in draws.items():
+        try:
+            yield draw()
+        except (InputError, ValueError, RuntimeError, AttributeError) as error:
+            missing.append(f"{what}: {error}")
+
+
+# To repeat it
+
+
+def _repeat(study: Study, load_data: bool) -> Iterator[str | Code]:
+    yield "Each run's folder holds its full recipe, by which it is repeated to the same bytes:"
+    yield Code("\n".join(f"mutua run {shlex.quote(str(run.path / 'recipe.yaml'))}" for run in study.runs))
+    yield "This report was made by:"
+    yield Code(f"mutua report {shlex.quote(str(study.path))}{' --load-data' * load_data}")
+    for versions in {tuple(sorted(run.versions.items())): None for run in study.runs}:
+        yield "Versions: " + ", ".join(f"{package} {number}" for package, number in versions) + "."
+    for label in study.labels:
+        run = study.of(label)[0]
+        text = (run.path / "recipe.yaml").read_text(encoding="utf-8")
+        yield Code(text, folded=f"The recipe of {label}, seed {run.seed}")

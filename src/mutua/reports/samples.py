@@ -1,0 +1,101 @@
+"""Pictures that need the data, loaded by a run's recipe: PCA of a model's features, UMAP of clients' data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mutua.data.samples import Samples, together
+from mutua.errors import InputError
+from mutua.federation import Federation
+from mutua.learning.evaluation import probabilities
+from mutua.learning.task import Task
+from mutua.models.splice import head_of
+from mutua.reports.figures import Picture
+from mutua.reports.pictures import MOST_POINTS, PANELS, Points, scatter
+from mutua.reports.reading import Run
+
+
+def pca(x: np.ndarray) -> np.ndarray:
+    """The two directions in which rows vary most; the largest weight of each is positive."""
+    centred = x - x.mean(0)
+    _, _, directions = np.linalg.svd(centred, full_matrices=False)
+    two = directions[:2]
+    signs = np.sign(two[np.arange(len(two)), np.abs(two).argmax(1)])
+    return np.asarray(centred @ (two * signs[:, None]).T)
+
+
+def features(model: nn.Module, samples: Samples) -> np.ndarray:
+    """What goes into a model's head, a row a sample."""
+    kept: list[Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        kept.append(given[0].detach().flatten(1))
+
+    hook = head_of(model)[1].register_forward_pre_hook(keep)
+    try:
+        probabilities(model, samples, Task(samples.classes))
+    finally:
+        hook.remove()
+    return torch.cat(kept).double().numpy()
+
+
+def feature_picture(runs: Mapping[str, tuple[Run, Federation]]) -> Picture:
+    """By label, the features that one client's model makes of all clients' test data (FedH2L, Fig. 1)."""
+    panels, first = [], next(iter(runs.values()))[1]
+    client = first.clients[0]
+    domains = all(c.domain is not None for c in first.clients)
+    for label, (run, federation) in runs.items():
+        if client.id not in run.overview.folder.clients():
+            continue
+        model = run.overview.folder.client(client.id).predictor().model
+        parts = [c.relabelled(first.classes).test for c in federation.clients]
+        held = _some(together(parts), MOST_POINTS)
+        panels.append(Points(label, pca(features(model, held)), held.y.numpy()))
+    if not panels:
+        raise InputError(f"no run has a model of {client.id}")
+    whose = "domains'" if domains else "clients'"
+    title = f"PCA of the features that {client.id}'s model makes of all {whose} test data"
+    return scatter("features", title, panels, first.classes)
+
+
+def data_picture(federation: Federation, seed: int) -> Picture:
+    """The clients' training data, projected together by UMAP (FMLU, Fig. 2)."""
+    project = _umap()
+    clients = [client.relabelled(federation.classes) for client in federation.clients]
+    held = [_some(client.train, max(MOST_POINTS // len(clients), 1)) for client in clients]
+    whole = together(held)
+    x = whole.preprocess(whole.x).flatten(1).numpy()
+    at, y = project(x), whole.y.numpy()
+    ends = np.cumsum([len(samples) for samples in held])
+    panels = [Points("all clients", at, y)]
+    for client, end, samples in list(zip(clients, ends, held, strict=True))[:PANELS]:
+        mine = slice(end - len(samples), end)
+        panels.append(Points(client.id, at[mine], y[mine]))
+    more = f"; the first {PANELS} clients" if len(clients) > PANELS else ""
+    title = f"UMAP of the clients' training data, seed {seed}{more}"
+    return scatter("data", title, panels, federation.classes, behind=at)
+
+
+def _umap() -> Any:
+    try:
+        from umap import UMAP
+    except ImportError:
+        raise InputError('UMAP of the data needs the extra: pip install "mutua[umap]"') from None
+
+    def project(x: np.ndarray) -> np.ndarray:
+        neighbours = max(2, min(15, len(x) - 1))
+        return np.asarray(UMAP(random_state=0, n_jobs=1, n_neighbors=neighbours, init="pca").fit_transform(x))
+
+    return project
+
+
+def _some(samples: Samples, most: int) -> Samples:
+    """At most so many, evenly chosen."""
+    if len(samples) <= most:
+        return samples
+    return samples.take(np.linspace(0, len(samples) - 1, most).astype(int))

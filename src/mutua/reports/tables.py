@@ -1,0 +1,163 @@
+"""Tables of a report: made once, written as HTML, LaTeX, Markdown, CSV or plain text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import fmean, stdev
+
+from mutua.reports import console
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds: mean and standard deviation (n − 1). A missing value leaves no mean."""
+
+    values: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """None where a value is missing."""
+        known = [value for value in self.values if value is not None]
+        return fmean(known) if known and len(known) == len(self.values) else None
+
+    @property
+    def std(self) -> float | None:
+        """None where there are fewer than two values."""
+        known = [value for value in self.values if value is not None]
+        return stdev(known) if len(known) > 1 and len(known) == len(self.values) else None
+
+    def __str__(self) -> str:
+        return console.spread({"mean": self.mean, "std": self.std})
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A number of bytes."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return console.size(self.value)
+
+
+Cell = str | int | Spread | Bytes
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a title: text columns to the left, numbers to the right, and what is to be said of it."""
+
+    name: str
+    title: str
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return self.left + self.right
+
+    def html(self) -> str:
+        """A real table with a caption and headings of rows and columns; it scrolls by itself where it is wide."""
+        sides = [""] * len(self.left) + [' class="number"'] * len(self.right)
+        heads = "".join(
+            f'<th scope="col"{side}>{escape(h)}</th>' for h, side in zip(self.heads, sides, strict=True)
+        )
+        rows = []
+        for row in self.rows:
+            first, *rest = (escape(str(cell)) for cell in row)
+            cells = "".join(f"<td{side}>{cell}</td>" for cell, side in zip(rest, sides[1:], strict=True))
+            rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
+        remarks = "".join(f"<p>{escape(remark)}</p>\n" for remark in self.remarks)
+        # The title stands outside: a caption would be as wide as the table, and so be cut on a narrow screen.
+        return (
+            f'<p class="caption" id="table-{self.name}">{escape(self.title)}</p>\n'
+            f'<div class="table" role="region" tabindex="0" aria-labelledby="table-{self.name}">\n'
+            f'<table aria-labelledby="table-{self.name}">\n<thead><tr>{heads}</tr></thead>\n<tbody>\n'
+            + "\n".join(rows)
+            + f'\n</tbody>\n</table>\n</div>\n<div class="remarks">{remarks}</div>\n'
+        )
+
+    def latex(self) -> str:
+        """For `\\input`, with the package booktabs."""
+        lines = [self._joined(self.heads, _latex), *(self._joined(row, _latex) for row in self.rows)]
+        head, *rows = (f"{line} \\\\" for line in lines)
+        return "\n".join(
+            [
+                "% needs \\usepackage{booktabs}",
+                "\\begin{table}",
+                "\\centering",
+                f"\\caption{{{_latex(self.title)}}}",
+                f"\\label{{tab:{self.name}}}",
+                f"\\begin{{tabular}}{{{'l' * len(self.left)}{'r' * len(self.right)}}}",
+                "\\toprule",
+                head,
+                "\\midrule",
+                *rows,
+                "\\bottomrule",
+                "\\end{tabular}",
+                "\\end{table}\n",
+            ]
+        )
+
+    @staticmethod
+    def _joined(cells: Sequence[Cell], written: Callable[[str], str], between: str = " & ") -> str:
+        return between.join(written(str(cell)) for cell in cells)
+
+    def markdown(self) -> str:
+        """A pipe table under its title."""
+        sides = ["---"] * len(self.left) + ["---:"] * len(self.right)
+        lines = [
+            self._joined(self.heads, _markdown, " | "),
+            " | ".join(sides),
+            *(self._joined(row, _markdown, " | ") for row in self.rows),
+        ]
+        remarks = [f"\n{_markdown(remark)}" for remark in self.remarks]
+        return "\n".join([f"**{_markdown(self.title)}**\n", *(f"| {line} |" for line in lines), *remarks, ""])
+
+    def csv(self) -> str:
+        """As they were computed, not rounded: accuracies from 0 to 1, bytes; `sd` beside what is over seeds."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        spread = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.heads))]
+        heads = zip(self.heads, spread, strict=True)
+        writer.writerow([name for head, over in heads for name in ((head, f"{head} sd") if over else (head,))])
+        for row in self.rows:
+            cells: list[object] = []
+            for cell, over in zip(row, spread, strict=True):
+                if isinstance(cell, Spread):
+                    cells += [cell.mean, cell.std]
+                else:
+                    cells += [cell.value if isinstance(cell, Bytes) else cell, *([""] if over else [])]
+            writer.writerow(cells)
+        return text.getvalue()
+
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#$~])", r"\\\1", text)

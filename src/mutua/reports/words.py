@@ -1,0 +1,102 @@
+"""What was run, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mutua.history import SELECTIONS
+from mutua.reports import console
+from mutua.reports.reading import Run, Study, common
+
+
+def what_was_run(study: Study) -> str:
+    """Method, data, clients, models, rounds and seeds in a paragraph."""
+    first, several = study.runs[0], len(study.runs) > 1
+    seeds = f"seed{'s' * (len(study.seeds) > 1)} {listed(map(str, study.seeds))}"
+    methods = listed(study.labels)
+    said = [f"{methods} {'were compared over' if several else 'was run with'} {seeds}."]
+    clients = common(list(run.clients) for run in study.runs if run.method != "centralised") or list(first.clients)
+    whose = f"The {len(clients)} clients" + (f" ({listed(clients)})" if len(clients) <= 12 else "")
+    said.append(f"{whose if clients else 'The clients'} learned from {_same(study, _data_words)}.")
+    said.append(f"Their own models: {_same(study, _model_words)}.")
+    if shared := [label for label in study.labels if all(map(serves_global, study.of(label)))]:
+        said.append(f"With {listed(shared)} every client serves with the global.")
+    said.append(f"{_same(study, _plan_words)}.")
+    if (selection := common(run.section("selection") for run in study.runs)) in SELECTIONS:
+        said.append(f"Accuracies are of test data {SELECTIONS[selection]}; nothing was selected on test data.")
+    if several and len(study.seeds) > 1:
+        said.append("A number ± another is the mean ± the standard deviation over seeds.")
+    if faults := first.section("faults"):
+        said.append(f"Clients failed on purpose (faults): {_words(faults)}.")
+    seconds = [run.summary["seconds"] for run in study.runs if run.summary is not None]
+    if seconds:
+        said.append(f"{'The runs' if several else 'It'} took {_time(sum(seconds))} of computing.")
+    return " ".join(said)
+
+
+def _same(study: Study, words: Callable[[Run], str]) -> str:
+    """What is said of all runs, or that it differs."""
+    return common(map(words, study.runs)) or f"{words(study.runs[0])} ({study.runs[0].label}; others differ)"
+
+
+def _data_words(run: Run) -> str:
+    if (entries := run.section("clients")) is not None:
+        return listed(dict.fromkeys(str(entry["data"]["name"]) for entry in entries)) + ", each client its own"
+    data, partition = dict(run.section("data") or {}), dict(run.section("partition") or {})
+    said = str(data.get("name"))
+    if (many := data.get("samples_per_client")) is not None:
+        said += f" ({many} samples a client)"
+    kind = partition.pop("kind", "unknown")
+    partition.pop("clients", None)
+    said += f", dealt by {kind}" + (f" ({_words(partition)})" if partition else "")
+    if public := run.section("public"):
+        said += f", with a public set ({_words(public)})"
+    if opt_out := run.section("opt_out"):
+        said += f", some opted out ({_words(opt_out)})"
+    return said
+
+
+def _model_words(run: Run) -> str:
+    models = run.section("models") or {}
+    shared, own = models.get("global"), models.get("clients")
+    if (entries := run.section("clients")) is not None:
+        own = [entry["model"] for entry in entries]
+    names = [str((model or {}).get("name")) for model in (own if isinstance(own, list) else [own or shared])]
+    counts = Counter(names)
+    said = listed(f"{name} ({many})" if len(names) > 1 else name for name, many in counts.items())
+    return f"{said}; the global: {shared['name'] if shared else 'none'}"
+
+
+def serves_global(run: Run) -> bool:
+    """Whether clients have no model of their own: FedAvg and its like."""
+    return bool(run.clients) and all(
+        scores["predictor"] == scores["global"] is not None for scores in run.clients.values()
+    )
+
+
+def _plan_words(run: Run) -> str:
+    epochs, steps = run.section("epochs"), run.section("steps")
+    work = f"{epochs} epoch{'s' * (epochs != 1)}" if epochs else f"{steps} step{'s' * (steps != 1)}"
+    said = f"{run.section('rounds')} rounds of {work}, batches of {run.section('batch_size')}"
+    said += f", optimizer {console.section({k: v or None for k, v in run.section('optimizer').items()})}"
+    if (fraction := run.section("client_fraction")) not in (None, 1, 1.0):
+        said += f", {fraction:g} of the clients a round"
+    return said
+
+
+def _words(section: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {console.section(value)}" for key, value in section.items())
+
+
+def listed(words: Iterable[str]) -> str:
+    """a, b and c."""
+    *most, last = list(words) or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,46 @@
+"""A report on the disk: a page, a PDF, every table and every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mutua.errors import InputError
+from mutua.reports import figures
+from mutua.reports.page import html as as_html
+from mutua.reports.paper import pdf as as_pdf
+from mutua.reports.report import Report
+from mutua.runs.files import reason
+from mutua.runs.files import write as write_whole
+
+
+def write(
+    report: Report,
+    html: Path | None = None,
+    pdf: Path | None = None,
+    tables: Path | None = None,
+    pictures: Path | None = None,
+) -> Iterator[Path]:
+    """Write what has a place to go to; what was written, file by file."""
+    if html is not None:
+        yield _put("--html", html, as_html(report))
+    if pdf is not None:
+        yield _put("--pdf", pdf, as_pdf(report))
+    if tables is not None:
+        for table in report.tables:
+            for end, text in (("tex", table.latex()), ("md", table.markdown()), ("csv", table.csv())):
+                yield _put("--tables", tables / f"{table.name}.{end}", text)
+    if pictures is not None:
+        for picture in report.pictures:
+            for end in ("svg", "pdf"):
+                path = pictures / f"{picture.name}.{end}"
+                figures.write(picture.figure(), path)
+                yield path
+
+
+def _put(option: str, path: Path, data: str | bytes) -> Path:
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise InputError(f"{option}: cannot write to {path}: {reason(error)}; name another place") from None
+    return path
