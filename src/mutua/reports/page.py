@@ -14,10 +14,10 @@ from mutua.reports.tables import Table
 STYLE = f"""
 body {{ margin: 0; background: #fff; color: #1a1a1a; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
   "Helvetica Neue", Arial, sans-serif; }}
-main {{ max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }}
-h1 {{ font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: anywhere; }}
+main {{ max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; }}
 h2 {{ font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-top: .8rem; border-top: 1px solid #ddd; }}
-p {{ max-width: 46rem; margin: .5rem 0; overflow-wrap: anywhere; }}
+p {{ max-width: 46rem; margin: .5rem 0; }}
 .caption {{ font-size: .92rem; font-weight: 600; margin: 1.2rem 0 0; }}
 .table {{ overflow-x: auto; margin: .4rem 0 .3rem; }}
 table {{ border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }}
@@ -33,7 +33,7 @@ th:last-child, td:last-child {{ padding-right: 0; }}
   align-items: start; }}
 figure {{ margin: .5rem 0; }}
 figure img {{ display: block; width: 100%; height: auto; }}
-figcaption {{ font-size: .9rem; font-weight: 600; color: {INK}; margin-bottom: .3rem; overflow-wrap: anywhere; }}
+figcaption {{ font-size: .9rem; font-weight: 600; color: {INK}; margin-bottom: .3rem; }}
 pre {{ background: #f6f6f6; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem; line-height: 1.4; }}
 summary {{ cursor: pointer; }}
 footer {{ margin-top: 3rem; font-size: .85rem; color: #444; }}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -73,18 +74,21 @@ class Run:
         """By client, the accuracies of predictor and global on its own test data that the run reports."""
         if self.summary is None:
             return {}
-        return {str(c["id"]): dict(c["accuracy"]) for c in self.summary["clients"]}
+        return {
+            str(c["id"]): {model: _number(c["accuracy"][model]) for model in ("predictor", "global")}
+            for c in self.summary["clients"]
+        }
 
     def measure(self, name: str) -> Value:
         """One of the run's numbers: of console.MEASURES, or over clients."""
         if self.summary is None:
             return None
         if name == "global":
-            return self.summary["global"]["accuracy"]  # type: ignore[no-any-return]
+            return _number(self.summary["global"]["accuracy"])
         if name in ("wdp", "cdp", "acc"):
-            return (self.summary.get("domains") or {}).get(name)
+            return _number((self.summary.get("domains") or {}).get(name))
         if name == "predictor":
-            return self.summary["mean"]["predictor"]["accuracy"]  # type: ignore[no-any-return]
+            return _number(self.summary["mean"]["predictor"]["accuracy"])
         own = [scores["predictor"] for scores in self.clients.values()]
         known = [value for value in own if value is not None]
         if not known:
@@ -209,27 +213,35 @@ class Study:
         return Spread(tuple(value(run) for run in self.of(label)))
 
 
+@contextmanager
+def believing(path: Path) -> Iterator[None]:
+    """Around all that takes files to be what mutua writes: where they are not, that is said in a line."""
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        what = f"{reason(error)} is missing" if isinstance(error, KeyError) else reason(error)
+        raise InputError(f"RUN: {path} cannot be read ({what}); it is damaged") from error
+
+
 def read(path: Path) -> Study:
     """The run, or the runs of the comparison, in this folder."""
-    try:
-        if (path / "recipe.yaml").is_file():
-            run = Run.of(Overview.of(path))
-            study = Study(path, (run,))
-            if run.summary is None:
-                study.missing.append(f"{path}: {_unfinished(run.overview)}; its tables come when it is finished")
-        elif path.is_dir():
-            study = _comparison(path)
-        else:
-            raise InputError(
-                f"RUN: {path} is not a folder; give the one that 'mutua run' or 'mutua compare' named"
-            )
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{reason(error)} is missing" if isinstance(error, KeyError) else reason(error)
-        raise InputError(f"RUN: {path} cannot be read ({what}); it is damaged") from None
-    return study
+    with believing(path):
+        if not (path / "recipe.yaml").is_file():
+            return _comparison(path)
+        run = Run.of(Overview.of(path))
+        study = Study(path, (run,))
+        if run.summary is None:
+            study.missing.append(f"{path}: {_unfinished(run.overview)}; its tables come when it is finished")
+        return study
+
+
+def _number(value: Any) -> Value:
+    return None if value is None else float(value)
 
 
 def _comparison(path: Path) -> Study:
+    if not path.is_dir():
+        raise InputError(f"RUN: {path} is not a folder; give the one that 'mutua run' or 'mutua compare' named")
     study = Study(path, ())
     told = untrusted.from_json(untrusted.text(path / COMPARISON))["runs"] if (path / COMPARISON).is_file() else []
     if not told:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mutua.errors import InputError, MutuaError
 from mutua.reports import console, pictures
 from mutua.reports.figures import COLOURS, Picture, colours, labels
-from mutua.reports.reading import Run, Study, common
+from mutua.reports.reading import Run, Study, believing, common
 from mutua.reports.tables import Bytes, Cell, Spread, Table
 from mutua.reports.words import listed, serves_global, what_was_run
 
@@ -67,6 +67,11 @@ class Report:
 
 def report(study: Study, load_data: bool = False, data_dir: Path | None = None) -> Report:
     """All that a folder tells; with `load_data` also what its data do."""
+    with believing(study.path):
+        return _report(study, load_data, data_dir)
+
+
+def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
     colour = _colours(study)
     missing = list(study.missing)
     data = _data(study, data_dir, missing) if load_data else {}

@@ -71,9 +71,8 @@ def _model_words(run: Run) -> str:
 
 def serves_global(run: Run) -> bool:
     """Whether clients have no model of their own: FedAvg and its like."""
-    return bool(run.clients) and all(
-        scores["predictor"] == scores["global"] is not None for scores in run.clients.values()
-    )
+    alike = all(scores["predictor"] == scores["global"] for scores in run.clients.values())
+    return alike and (run.path / "global").is_dir() and not any(run.path.glob("clients/*/personal.safetensors"))
 
 
 def _plan_words(run: Run) -> str:

@@ -1,0 +1,594 @@
+"""Reports: their numbers are those of the folder, names stay text, nothing is loaded from elsewhere or trained."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.colors import to_hex
+from typer.testing import CliRunner
+
+from mutua.cli import app
+from mutua.errors import InputError
+from mutua.recipe import Recipe
+from mutua.reports import console, pictures, samples
+from mutua.reports.figures import COLOURS
+from mutua.reports.page import html
+from mutua.reports.paper import pdf
+from mutua.reports.reading import read
+from mutua.reports.report import Report, report
+from mutua.reports.tables import Bytes, Spread, Table
+
+Runs = Callable[..., tuple[Path, Any]]
+ODD = "<b>$x_{&\\"
+SEEDS = (0, 1)
+METHODS = ("fml", "fedavg", "fedprox:mu=0.1", "independent")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Any]) -> Path:
+    """A comparison of four methods over two seeds."""
+    place = tmp_path_factory.mktemp("compared")
+    # Three digits each, so that clients differ; enough learning for accuracies to differ too.
+    harder = {"partition": {"kind": "shards", "clients": 3, "shards_per_client": 3}, "rounds": 3}
+    data = {"name": "mnist5k", "samples_per_client": 60}
+    optimizer = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    recipe = {**tiny, **harder, "data": data, "models": {"global": "mlp"}, "optimizer": optimizer}
+    (place / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    words = ["compare", place / "recipe.yaml", "--methods", ",".join(METHODS), "--seeds", "0,1", "--workers", 1]
+    CliRunner().invoke(app, [*map(str, words), "--out", str(place / "out"), "--json"], catch_exceptions=False)
+    return place / "out"
+
+
+@pytest.fixture(scope="module")
+def made(compared: Path) -> Report:
+    return report(read(compared))
+
+
+@pytest.fixture(scope="module")
+def text(made: Report) -> str:
+    """The page of the comparison."""
+    return html(made)
+
+
+@pytest.fixture
+def copied(compared: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(compared, tmp_path / "copy"))
+
+
+# Reading what was written
+
+
+class Page(HTMLParser):
+    """Tables by the id of their titles, images, every attribute that could load something, and all text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.images: list[dict[str, str]] = []
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self._cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        held = {key: value or "" for key, value in attrs}
+        self.tags.append(tag)
+        self.loads += [held[key] for key in ("src", "href", "srcset", "data", "action") if key in held]
+        if tag == "table":
+            self._rows = self.tables.setdefault(held["aria-labelledby"].removeprefix("table-"), [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+            self._cell = True
+        elif tag == "img":
+            self.images.append(held)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._cell = self._cell and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._cell:
+            self._rows[-1][-1] += data
+
+
+def markdown_rows(text: str) -> list[list[str]]:
+    lines = [line[2:-2] for line in text.splitlines() if line.startswith("|")]
+    found = [re.split(r" (?<!\\)\| ", line) for line in lines]
+    return [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in [found[0], *found[2:]]]
+
+
+def latex_rows(text: str) -> list[list[str]]:
+    words = {r"\textless{}": "<", r"\textgreater{}": ">", r"$\pm$": "±", r"\textbackslash{}": "\\", "--": "–"}
+    found = []
+    for line in text.splitlines():
+        if line.endswith(r" \\"):
+            cells = re.split(r" (?<!\\)& ", line[:-3])
+            for tex, plain in words.items():
+                cells = [cell.replace(tex, plain) for cell in cells]
+            found.append([re.sub(r"\\([&%$#_{}])", r"\1", cell) for cell in cells])
+    return found
+
+
+def said(made: Report) -> str:
+    """All paragraphs."""
+    return " ".join(block for section in made.sections for block in section.blocks if isinstance(block, str))
+
+
+# The numbers
+
+
+def by_hand(compared: Path) -> dict[str, dict[str, Any]]:
+    """The results again, from the files of the runs and NumPy alone."""
+    found: dict[str, dict[str, Any]] = {}
+    summaries = {
+        (method, seed): json.loads((compared / f"{method.replace(':', '-')}-{seed}" / "run.json").read_text())[
+            "summary"
+        ]
+        for method in METHODS
+        for seed in SEEDS
+    }
+    for method in METHODS:
+        mine = [summaries[method, seed] for seed in SEEDS]
+        own = np.array([[c["accuracy"]["predictor"] for c in one["clients"]] for one in mine])
+        alone = np.array(
+            [[c["accuracy"]["predictor"] for c in summaries["independent", seed]["clients"]] for seed in SEEDS]
+        )
+        sent = []
+        for seed in SEEDS:
+            with (compared / f"{method.replace(':', '-')}-{seed}" / "ledger.csv").open(newline="") as file:
+                sent.append(sum(int(r["bytes"]) for r in csv.DictReader(file) if r["direction"] == "up"))
+        found[method] = {
+            "global": None if method == "independent" else [one["global"]["accuracy"] for one in mine],
+            "predictor": own.mean(1),
+            "worst": own.min(1),
+            "spread": own.std(1),
+            "better off": None if method == "independent" else (own > alone).mean(1),
+            "sent": np.mean(sent),
+        }
+    return found
+
+
+def told(value: Any) -> str:
+    return "–" if value is None else f"{100 * np.mean(value):.1f} ± {100 * np.std(value, ddof=1):.1f}"
+
+
+def test_results_are_those_of_the_folder_in_every_form(made: Report, text: str, compared: Path) -> None:
+    expected = by_hand(compared)
+    [table] = [table for table in made.tables if table.name == "results"]
+    rows = [["method", "seeds", "global", "predictor", "worst", "spread", "better off", "sent"]]
+    for method, numbers in expected.items():
+        *accuracies, sent = numbers.values()
+        rows.append([method, "2", *map(told, accuracies), console.size(sent)])
+    assert Page(text).tables["results"] == rows
+    assert markdown_rows(table.markdown()) == rows
+    assert latex_rows(table.latex()) == rows
+    for row in csv.DictReader(io.StringIO(table.csv())):
+        for name, values in expected[row["method"]].items():
+            if values is None:
+                assert row[name] == row[f"{name} sd"] == ""
+            elif name == "sent":
+                assert float(row[name]) == pytest.approx(values)
+            else:
+                assert float(row[name]) == pytest.approx(np.mean(values))
+                assert float(row[f"{name} sd"]) == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    assert len({str(row) for row in rows}) == 5  # methods do differ
+
+
+def test_clients_have_their_own_numbers(made: Report, compared: Path) -> None:
+    [table] = [table for table in made.tables if table.name == "clients"]
+    for k, row in enumerate(csv.DictReader(io.StringIO(table.csv()))):
+        for column, method, model in (
+            ("fml", "fml", "predictor"),
+            ("fml, global", "fml", "global"),
+            ("independent", "independent", "predictor"),
+        ):
+            held = [json.loads((compared / f"{method}-{seed}" / "run.json").read_text()) for seed in SEEDS]
+            values = [one["summary"]["clients"][k]["accuracy"][model] for one in held]
+            assert float(row[column]) == pytest.approx(np.mean(values))
+    assert "fedavg, global" not in table.heads  # which is what FedAvg's clients serve with
+
+
+def test_what_left_adds_up_to_the_ledger(made: Report, text: str, compared: Path) -> None:
+    [table] = [table for table in made.tables if table.name == "left"]
+    found = list(csv.DictReader(io.StringIO(table.csv())))
+    for method, numbers in by_hand(compared).items():
+        mine = [row for row in found if row["method"] == method]
+        total = sum(float(row["bytes"]) * len(row["clients"].split(", ")) for row in mine)
+        assert total == pytest.approx(numbers["sent"])
+    kinds = {(row["method"], row["kind"], row["name"]) for row in found}
+    assert ("fedavg", "count", "samples") in kinds
+    assert ("independent", "nothing", "") in kinds
+    assert not any(method == "fml" and kind == "count" for method, kind, _ in kinds)
+    assert "Differential privacy: none." in Page(text).text
+
+
+def test_what_was_run_is_said(text: str) -> None:
+    page = Page(text)
+    said = " ".join(page.text.split())
+    for words in (
+        "fml, fedavg, fedprox:mu=0.1 and independent were compared over seeds 0 and 1.",
+        "The 3 clients (c0, c1 and c2) learned from mnist5k (60 samples a client), dealt by shards",
+        "Their own models: mlp; the global: mlp.",
+        "With fedavg and fedprox:mu=0.1 every client serves with the global.",
+        "3 rounds of 1 epoch, batches of 7, optimizer sgd (lr 0.1, momentum 0.9).",
+        "after the last round; nothing was selected on test data",
+        "fml-0/recipe.yaml",
+        "torch ",
+    ):
+        assert words in said
+    settings = dict(page.tables["settings"])
+    assert "method.mu 0.1" in settings["fedprox:mu=0.1"]
+    assert "rounds" not in "".join(settings.values())  # which are the same for all
+
+
+# The pictures
+
+
+def test_curves_are_means_and_deviations_over_seeds_in_the_methods_colours(made: Report, compared: Path) -> None:
+    [picture] = [picture for picture in made.pictures if picture.name == "curve-predictor"]
+    [axes] = picture.figure().axes
+    for line, band, method in zip(axes.lines, axes.collections, METHODS, strict=True):
+        curves = []
+        for seed in SEEDS:
+            with (compared / f"{method.replace(':', '-')}-{seed}" / "history.csv").open(newline="") as file:
+                rows = [r for r in csv.DictReader(file) if (r["split"], r["metric"]) == ("test", "accuracy")]
+            own = [r for r in rows if r["model"] == "predictor"]
+            curves.append([np.mean([float(r["value"]) for r in own if r["round"] == str(t)]) for t in range(4)])
+        mean, std = np.mean(curves, 0), np.std(curves, 0, ddof=1)
+        assert np.allclose(line.get_ydata(), mean) and list(line.get_xdata()) == [0, 1, 2, 3]
+        edges = band.get_paths()[0].vertices
+        assert edges[:, 1].max() == pytest.approx((mean + std).max())
+        assert edges[:, 1].min() == pytest.approx((mean - std).min())
+        assert line.get_color() == COLOURS[method.partition(":")[0]]
+
+
+def test_the_trade_off_is_against_bytes_sent_so_far(made: Report, compared: Path) -> None:
+    [picture] = [picture for picture in made.pictures if picture.name == "trade-off-predictor"]
+    [axes] = picture.figure().axes
+    with (compared / "fml-0" / "ledger.csv").open(newline="") as file:
+        rows = [(int(r["round"]), int(r["bytes"])) for r in csv.DictReader(file) if r["direction"] == "up"]
+    sent = [sum(size for round, size in rows if round <= t) for t in range(4)]  # the same with every seed
+    assert list(axes.lines[0].get_xdata()) == sent
+    alone = axes.lines[3]
+    assert alone.get_linestyle() == "--" and alone.get_color() == COLOURS["independent"]
+    assert alone.get_ydata()[0] == pytest.approx(by_hand(compared)["independent"]["predictor"].mean())
+
+
+def test_bars_are_alone_global_and_personal(made: Report) -> None:
+    [picture] = [picture for picture in made.pictures if picture.name == "clients-fml"]
+    figure = picture.figure()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["alone", "global", "personal"]
+    [table] = [table for table in made.tables if table.name == "clients"]
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    [axes] = figure.axes
+    for bars, column in zip(axes.containers, ("independent", "fml, global", "fml"), strict=True):
+        assert [bar.get_width() for bar in bars] == pytest.approx([float(row[column]) for row in rows])
+    alone, _, own = axes.containers
+    assert to_hex(alone[0].get_facecolor()).upper() == COLOURS["alone"]
+    assert to_hex(own[0].get_facecolor()).upper() == COLOURS["fml"]
+
+
+def test_labels_are_those_of_the_test_data(made: Report, compared: Path) -> None:
+    [picture] = [picture for picture in made.pictures if picture.name == "labels"]
+    shown = picture.figure().axes[0].images[0].get_array().filled(0)
+    recipe = Recipe.load(compared / "fml-0" / "recipe.yaml")
+    assert np.array_equal(shown, np.stack([client.test.counts() for client in recipe.federation().clients]))
+    assert picture.title == "Test samples by client and class, seed 0"
+
+
+def test_second_labels_of_a_method_take_another_colour(compared: Path, copied: Path) -> None:
+    told = json.loads((copied / "comparison.json").read_text())
+    for one in told["runs"]:
+        one["cell"] = {"method": one["method"], "data": "here"}
+    (copied / "comparison.json").write_text(json.dumps(told))
+    titles = [picture.title for picture in report(read(copied)).pictures if picture.name.startswith("curve")]
+    assert titles and all(title.endswith(": data here") for title in titles)  # a picture for each of other axes
+    for one in told["runs"]:
+        one["method"] = one["method"].replace("fedavg", "fedprox:mu=0.2")
+    (copied / "comparison.json").write_text(json.dumps(told))
+    run = json.loads((copied / "fedavg-0" / "run.json").read_text())
+    assert run["summary"]["method"] == "fedavg"
+    labels = read(copied).labels
+    assert labels == ["fml", "fedprox:mu=0.2", "fedprox:mu=0.1", "independent"]
+
+
+# The page
+
+
+def test_the_page_needs_nothing_else(made: Report, text: str) -> None:
+    page = Page(text)
+    assert page.loads and all(value.startswith("data:") for value in page.loads)
+    assert "http:" not in text and "https:" not in text and "url(" not in text and "@import" not in text
+    assert "script" not in page.tags
+    assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
+    assert len(page.images) == len(list(made.pictures)) == 8
+    assert all(len(image["alt"]) > 40 for image in page.images)
+    assert len({image["alt"] for image in page.images}) == 8
+    assert [tag for tag in page.tags if tag == "h1"] == ["h1"] and page.tags.count("h2") >= 8
+    assert html(made) == text  # the same bytes for the same folder
+
+
+def test_odd_names_stay_text(copied: Path) -> None:
+    run = copied / "fml-0"
+    held = json.loads((run / "run.json").read_text())
+    held["summary"]["clients"][0]["id"] = ODD
+    (run / "run.json").write_text(json.dumps(held))
+    for name in ("history.csv", "ledger.csv"):
+        with (run / name).open(newline="") as file:
+            rows = [[ODD if cell == "c0" else cell for cell in row] for row in csv.reader(file)]
+        with (run / name).open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+    confusion = run / "clients" / "c0" / "confusion.json"
+    counts = json.loads(confusion.read_text())
+    counts["classes"][0] = ODD
+    confusion.write_text(json.dumps(counts))
+    made = report(read(run))
+    page = Page(html(made))
+    assert "b" not in page.tags
+    assert [row[0] for row in page.tables["clients"]] == ["client", ODD, "c1", "c2"]
+    assert any(ODD in image["alt"] for image in page.images)
+    tables = {table.name: table for table in made.tables}
+    assert markdown_rows(tables["clients"].markdown())[1][0] == ODD
+    assert latex_rows(tables["clients"].latex())[1][0] == ODD
+    assert next(csv.DictReader(io.StringIO(tables["clients"].csv())))["client"] == ODD
+    assert pdf(made).startswith(b"%PDF")
+
+
+def test_one_run_has_a_report_too(finished: Runs) -> None:
+    folder, result = finished("fml", rounds=2)
+    made = report(read(folder))
+    page = Page(html(made))
+    mean = console.percent(result.summary()["mean"]["predictor"]["accuracy"])
+    assert page.tables["results"][1][3] == mean
+    rows = {row[0]: row[1:] for row in page.tables["clients"][1:]}
+    for client in result.summary()["clients"]:
+        assert rows[client["id"]] == [console.percent(client["accuracy"][m]) for m in ("predictor", "global")]
+    assert "fml was run with seed 0." in page.text
+    assert "there is no run of method independent" in page.text
+
+
+def test_privacy_is_told_with_its_guarantee(finished: Runs) -> None:
+    pytest.importorskip("opacus")
+    folder, result = finished("fml", privacy={"clip": 1.0, "noise": 2.0})
+    assert f"Differential privacy: {result.guarantee}." in said(report(read(folder)))
+
+
+def test_nothing_is_loaded_unless_asked(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recipe, "federation", lambda *_: pytest.fail("data was loaded"))
+    report(read(compared))
+
+
+# What is missing
+
+
+def test_an_unfinished_run_tells_what_it_has(finished: Runs, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished("fml", rounds=2)[0], tmp_path / "run"))
+    (folder / "run.json").unlink()
+    with (folder / "history.csv").open("a") as file:
+        file.write("2,c0,pre")  # torn
+    made = report(read(folder))
+    assert [table.name for table in made.tables] == ["left"]
+    assert "stopped after round 2 of 2; its tables come when it is finished" in said(made)
+    assert next(made.pictures).alt.startswith("Mean accuracy")
+
+
+def test_what_a_comparison_lacks_is_left_out_and_said(copied: Path) -> None:
+    (copied / "fedavg-1" / "run.json").unlink()
+    (copied / "comparison.json").unlink()
+    made = report(read(copied))
+    assert "comparison.json is not there: runs are named by their methods" in said(made)
+    assert "fedavg-1: stopped after round 3 of 3; it is left out" in said(made)
+    [table] = [table for table in made.tables if table.name == "results"]
+    assert {row[0]: row[1] for row in table.rows} == {"fedavg": 1, "fedprox": 2, "fml": 2, "independent": 2}
+
+
+def test_runs_that_a_name_does_not_tell_apart_go_by_their_folders(copied: Path) -> None:
+    (copied / "comparison.json").unlink()
+    shutil.copytree(copied / "fml-0", copied / "again")
+    assert {"again", "fml-0", "fml"} <= set(read(copied).labels)
+
+
+@pytest.mark.parametrize("value", [None, "x", [], {}, [1], {"name": 1}])
+def test_a_folder_of_a_stranger_gives_a_report_or_a_line(copied: Path, value: Any) -> None:
+    def spoil(file: Path, load: Callable[[str], Any]) -> None:
+        whole = file.read_text()
+        for key in load(whole):
+            for inner in [None, *(load(whole)[key] if isinstance(load(whole)[key], dict) else [])]:
+                tree = load(whole)
+                if inner is None:
+                    tree[key] = value
+                else:
+                    tree[key][inner] = value
+                file.write_text(json.dumps(tree))
+                try:
+                    made = report(read(copied / "fml-0"))
+                    for table in made.tables:
+                        table.markdown()
+                except InputError as error:
+                    lines.append(str(error))
+        file.write_text(whole)
+
+    lines: list[str] = []
+    spoil(copied / "fml-0" / "run.json", json.loads)
+    spoil(copied / "fml-0" / "recipe.yaml", yaml.safe_load)
+    assert lines and not any("\n" in line for line in lines)
+
+
+# The data
+
+
+def test_pca_is_scikit_learns() -> None:
+    decomposition = pytest.importorskip("sklearn.decomposition")
+    x = np.random.default_rng(0).normal(size=(50, 8)) * np.arange(1, 9)
+    ours, theirs = samples.pca(x), decomposition.PCA(2).fit_transform(x)
+    assert np.allclose(ours * np.sign(ours[0]), theirs * np.sign(theirs[0]))
+
+
+def test_with_the_data_come_training_labels_features_and_umap(
+    finished: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class First:
+        def __init__(self, **options: Any) -> None:
+            assert options["random_state"] == 0
+
+        def fit_transform(self, x: np.ndarray) -> np.ndarray:
+            return x[:, 300:302]
+
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=First))
+    folder, result = finished("fml", rounds=2)
+    made = {picture.name: picture for picture in report(read(folder), load_data=True).pictures}
+    clients = result.federation.clients
+    shown = made["labels"].figure().axes[0].images[0].get_array().filled(0)
+    assert np.array_equal(shown, np.stack([client.train.counts() for client in clients]))
+    assert made["labels"].title.startswith("Training samples")
+
+    model = result.clients[0].predictor.model
+    x = np.concatenate([client.test.preprocess(client.test.x).flatten(1).numpy() for client in clients])
+    hidden = np.asarray(x, float)
+    for layer in [part for part in model.modules() if hasattr(part, "weight")][:-1]:  # an MLP by hand
+        weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+        hidden = np.maximum(hidden @ weight.T + bias, 0)
+    [panel] = made["features"].figure().axes
+    points = np.concatenate([dots.get_offsets() for dots in panel.collections])
+    expected = samples.pca(hidden)
+    assert np.allclose(sorted(points[:, 0]), sorted(expected[:, 0]), atol=1e-4)
+    whole, *each = made["data"].figure().axes[:3]
+    assert [axes.get_title(loc="left") for axes in (whole, *each)] == ["all clients", "c0", "c1"]
+    coloured = [sum(len(dots.get_offsets()) for dots in axes.collections[1:]) for axes in (whole, *each)]
+    assert coloured == [sum(len(c.train) for c in clients), *(len(c.train) for c in clients)]
+
+
+def test_without_umap_or_the_data_it_says_how_to_get_them(
+    finished: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)
+    folder, _ = finished("fml", rounds=2)
+    assert 'pip install "mutua[umap]"' in said(report(read(folder), load_data=True))
+    gone = Path(shutil.copytree(folder, tmp_path / "run"))
+    recipe = yaml.safe_load((gone / "recipe.yaml").read_text())
+    recipe["data"]["name"] = "fashion-mnist"
+    (gone / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    text = said(report(read(gone), load_data=True, data_dir=tmp_path))
+    assert "the data of fml: " in text and "mutua data get fashion-mnist" in text
+
+
+# The PDF, the files, the command
+
+
+def test_the_pdf_says_what_the_page_says(made: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    written: list[str] = []
+    original = Figure.text
+
+    def text(self: Any, x: float, y: float, words: str, **style: Any) -> Any:
+        assert 0.05 < x < 0.97 and 0.05 < y < 0.97  # on the page
+        written.append(words)
+        return original(self, x, y, words, **style)
+
+    monkeypatch.setattr(Figure, "text", text)
+    data = pdf(made)
+    assert data.startswith(b"%PDF") and data.count(b"/Type /Page ") > 3
+    [table] = [table for table in made.tables if table.name == "results"]
+    assert {str(cell) for row in table.rows for cell in row} <= set(written)
+    whole = " ".join(written)
+    assert all(section.title in whole for section in made.sections)
+
+
+def test_a_wide_table_keeps_within_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mutua.reports.paper import PAGE, Paper
+
+    paper = Paper()
+    cells = ("word " * 40, *([Spread((0.5, 0.25))] * 12))
+    paper.table(Table("t", "A title", ("left",), tuple(f"column {i}" for i in range(12)), (cells,) * 120))
+    assert len(paper.pages) > 1
+    for page in paper.pages:
+        page.draw_without_rendering()
+        for text in page.texts:
+            box = text.get_window_extent()
+            assert box.x0 >= 0 and box.x1 <= PAGE[0] * page.dpi and box.y0 >= 0
+
+
+def test_the_command_writes_what_it_is_asked_for(
+    finished: Runs, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    shutil.copytree(finished("fml", rounds=2)[0], "run")
+    done = command("report", "run")
+    assert (done.code, done.out, done.err) == (0, "run/report.html\n", "")
+    assert Path("run/report.html").read_text().startswith("<!DOCTYPE html>")
+    Path("run/report.html").unlink()
+    done = command("report", "run", "--tables", "tables", "--figures", "figures", "--pdf", "a/b.pdf")
+    files = set(done.out.splitlines())
+    assert all(Path(file).stat().st_size > 40 for file in files) and not Path("run/report.html").exists()
+    assert {
+        f"tables/{name}.{end}" for name in ("results", "clients", "left") for end in ("tex", "md", "csv")
+    } <= files
+    for name in ("curve-predictor", "clients-fml", "labels", "trade-off-global"):
+        assert Path(f"figures/{name}.svg").read_bytes().startswith(b"<?xml")
+        assert Path(f"figures/{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_mistakes_are_one_line(command: Callable[..., Any], finished: Runs, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    folder, _ = finished("fml", rounds=2)
+    for words, said in (
+        (["nowhere"], "RUN: nowhere is not a folder; give the one that 'mutua run' or 'mutua compare' named"),
+        (["empty"], "RUN: empty holds no finished run"),
+        ([folder, "--html", "file/a.html"], "--html: cannot write to file/a.html"),
+        ([folder, "--tables", "file"], "--tables: cannot write to file/"),
+        ([folder, "--figures", "file"], "cannot be written"),
+    ):
+        done = command("report", *words)
+        assert done.code == 2 and done.out == "" and said in done.err and done.err.count("\n") == 1
+
+
+# Small things
+
+
+def test_a_missing_value_leaves_no_mean() -> None:
+    assert (Spread((0.5, None)).mean, str(Spread((0.5, None)))) == (None, "–")
+    assert (Spread(()).mean, Spread((0.25,)).std, str(Spread((0.25,)))) == (None, None, "25.0")
+    assert str(Bytes(1500)) == "1.5 kB"
+
+
+def test_very_different_amounts_are_drawn_on_a_logarithmic_axis() -> None:
+    def line(most: float) -> pictures.Line:
+        found = pictures.Line.of([{0: 0.1, 1: 0.5}], "#000000", [{0: 0, 1: most}])
+        assert found is not None
+        return found
+
+    for most, scale in ((2e4, "log"), (2e3, "linear")):
+        [axes] = pictures.trade_off("x", "x", {"a": line(1e3), "b": line(most)}).figure().axes
+        assert axes.get_xscale() == scale
+
+
+def test_many_clients_and_methods_still_fit() -> None:
+    ids = [f"client {k}" for k in range(120)]
+    bars = {"alone": pictures.Bars([0.5] * 120, "#999999"), "personal": pictures.Bars([None] * 120, "#0072B2")}
+    figure = pictures.clients("x", "x", ids, bars).figure()
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert sum(box.height for box in boxes) <= figure.axes[0].bbox.height
+    found = pictures.Line.of([{0: 0.1, 1: 0.5}], "#000000")
+    assert found is not None
+    figure = pictures.curves("x", "x", {f"method number {i}": found for i in range(14)}).figure()
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x1 <= figure.bbox.x1 and not legend.overlaps(figure.axes[0].get_tightbbox())
