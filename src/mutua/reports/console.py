@@ -301,7 +301,7 @@ def show_clients(summary: dict[str, Any]) -> None:
     shown = [key for key in names if any(_known(row["clients"][key]) for row in summary.values())]
     rows = table(["method"], [names[key] for key in shown])
     for label, row in summary.items():
-        rows.add_row(label, *(_spread(row["clients"][key]) for key in shown))
+        rows.add_row(label, *(spread(row["clients"][key]) for key in shown))
     better = "better off: clients (%) whose predictor is better than theirs of independent"
     title = "\nover clients: predictors' accuracy (%) on own test data"
     spread = "spread: standard deviation over clients"

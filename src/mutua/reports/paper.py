@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mutua.reports.figures import INK, STYLE, UNDATED, Picture
 from mutua.reports.report import Code, Report
-from mutua.reports.tables import Table
+from mutua.reports.tables import Table, told
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +65,7 @@ class Paper:
 
     def table(self, table: Table) -> None:
         """A table; long text is broken, and what is still too wide is written smaller."""
-        cells = [[str(cell) for cell in row] for row in (table.heads, *table.rows)]
+        cells = [[told(cell) for cell in row] for row in (table.heads, *table.rows)]
         size, gap = 8.0, 2
         longest = [max(map(len, column)) for column in zip(*cells, strict=True)]
         room = int(ROOM * 72 / size / EM) - gap * (len(longest) - 1)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import pstdev
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,12 @@ from mutua import untrusted
 from mutua.errors import InputError, line
 from mutua.history import History
 from mutua.ledger import Ledger
-from mutua.privacy import Guarantee, Privacy
+from mutua.measures import Finished, Measure
+from mutua.privacy import Guarantee
 from mutua.reports.labels import LabelCounts
-from mutua.reports.tables import Spread
 from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
+from mutua.stats import Spread
 
 Value = float | None
 COMPARISON = "comparison.json"
@@ -29,13 +29,13 @@ COMPARISON = "comparison.json"
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its recipe, its rows and, where it is finished, its summary."""
+    """One run: its recipe, its rows and, where it is finished, its numbers."""
 
     overview: Overview
     label: str
     history: History
     ledger: Ledger
-    summary: Mapping[str, Any] | None
+    numbers: Finished | None
     versions: Mapping[str, str]
     cell: Mapping[str, str] = field(default_factory=dict)
     """Its labels by axis, where a grid was run."""
@@ -44,11 +44,12 @@ class Run:
     def of(cls, overview: Overview) -> Run:
         """Read its folder."""
         folder = overview.folder
-        history, ledger = folder.rows()
-        record = folder.record if folder.finished else None
+        if folder.finished:
+            numbers = Finished(folder.path)
+            rows = numbers.history, numbers.ledger
+            return cls(overview, overview.method, *rows, numbers, folder.record.versions)
         begun = [event["versions"] for event in folder.events.read() if "versions" in event]
-        versions, summary = (record.versions, record.summary) if record else (begun[-1] if begun else {}, None)
-        return cls(overview, overview.method, history, ledger, summary, versions)
+        return cls(overview, overview.method, *folder.rows(), None, begun[-1] if begun else {})
 
     @property
     def path(self) -> Path:
@@ -65,6 +66,11 @@ class Run:
         """Its seed."""
         return self.overview.seed or 0
 
+    @property
+    def summary(self) -> Mapping[str, Any] | None:
+        """What a finished run says of its results."""
+        return None if self.numbers is None else self.numbers.summary
+
     def section(self, key: str) -> Any:
         """A section of its recipe."""
         return self.overview.recipe.get(key)
@@ -79,31 +85,11 @@ class Run:
             for c in self.summary["clients"]
         }
 
-    def measure(self, name: str) -> Value:
-        """One of the run's numbers: of console.MEASURES, or over clients."""
-        if self.summary is None:
+    def measure(self, name: str, alone: Run | None = None) -> Value:
+        """One of the run's numbers, by the measure's name; `alone` is the same clients' run without others."""
+        if self.numbers is None:
             return None
-        if name == "global":
-            return _number(self.summary["global"]["accuracy"])
-        if name in ("wdp", "cdp", "acc"):
-            return _number((self.summary.get("domains") or {}).get(name))
-        if name == "predictor":
-            return _number(self.summary["mean"]["predictor"]["accuracy"])
-        own = [scores["predictor"] for scores in self.clients.values()]
-        known = [value for value in own if value is not None]
-        if not known:
-            return None
-        return min(known) if name == "worst" else pstdev(known)
-
-    def better_off(self, alone: Run | None) -> Value:
-        """The share of clients whose predictor is better than the same client's alone."""
-        if alone is None:
-            return None
-        pairs = [
-            (scores["predictor"], alone.clients.get(c, {}).get("predictor")) for c, scores in self.clients.items()
-        ]
-        known = [(own, other) for own, other in pairs if own is not None and other is not None]
-        return sum(own > other for own, other in known) / len(known) if known else None
+        return _number(self.numbers.measure(Measure(name), alone.numbers if alone else None))
 
     def curve(self, measure: str) -> dict[int, float]:
         """By round, the global on the common test set, or the mean over clients of their predictors."""
@@ -130,10 +116,7 @@ class Run:
             return "asked for; what it is worth is known when the run is finished"
         if told is None:
             return "none"
-        settings, epsilon = {key: told[key] for key in Privacy.model_fields}, told["epsilon"]
-        return str(
-            Guarantee(Privacy.model_validate(settings), *(epsilon[k] for k in ("messages", "globals", "sampled")))
-        )
+        return str(Guarantee.of(told))
 
     def labels(self) -> LabelCounts | None:
         """Test samples by class, from the clients' confusion matrices."""
@@ -150,8 +133,12 @@ class Run:
 
     def same_data(self, other: Run) -> bool:
         """Whether both were dealt the same data."""
-        keys = ("data", "partition", "clients", "seed")
-        return all(self.section(key) == other.section(key) for key in keys)
+        return self._dealt == other._dealt
+
+    @property
+    def _dealt(self) -> list[Any]:
+        entries = [(entry["id"], entry["data"]) for entry in self.section("clients") or []]
+        return [self.seed, self.section("data"), self.section("partition"), entries]
 
 
 @dataclass(frozen=True)
@@ -178,7 +165,7 @@ class Study:
     def client(self, label: str, client: str, model: str) -> Spread:
         """A client's accuracy over seeds, by its predictor or by the global; nothing where it took no part."""
         runs = self.of(label) if client in self.clients(label) else []
-        return Spread(tuple(run.clients.get(client, {}).get(model) for run in runs))
+        return Spread.of([run.clients.get(client, {}).get(model) for run in runs])
 
     def method(self, label: str) -> str:
         """The method behind a label."""
@@ -204,13 +191,15 @@ class Study:
         return sorted({run.seed for run in self.runs})
 
     def alone(self, run: Run) -> Run | None:
-        """The independent run on the same data, with the same seed."""
-        found = (other for other in self.runs if other.method == "independent" and other.same_data(run))
-        return None if run.method in ("independent", "centralised") else next(found, None)
+        """The run of `independent` on the same data with the same seed; of several, that of the nearest cell."""
+        if run.method in ("independent", "centralised"):
+            return None
+        found = [other for other in self.runs if other.method == "independent" and other.same_data(run)]
+        return max(found, key=lambda other: len(other.cell.items() & run.cell.items()), default=None)
 
     def over_seeds(self, label: str, value: Callable[[Run], Value]) -> Spread:
         """A number of each run of this label."""
-        return Spread(tuple(value(run) for run in self.of(label)))
+        return Spread.of([value(run) for run in self.of(label)])
 
 
 @contextmanager

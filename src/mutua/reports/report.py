@@ -10,25 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mutua.errors import InputError, MutuaError
-from mutua.reports import console, pictures
+from mutua.measures import ABOUT
+from mutua.reports import pictures
 from mutua.reports.figures import COLOURS, Picture, colours, labels
 from mutua.reports.reading import Run, Study, believing, common
-from mutua.reports.tables import Bytes, Cell, Spread, Table
+from mutua.reports.tables import Bytes, Cell, Points, Table
 from mutua.reports.words import listed, serves_global, what_was_run
+from mutua.stats import Difference, Spread
 
 if TYPE_CHECKING:
     from mutua.federation import Federation
 
 MEASURES = {
-    "global": console.MEASURES["global"],
-    "predictor": console.MEASURES["predictor"],
-    "wdp": "their predictors within their own domains",
-    "cdp": "their predictors on the other domains",
-    "acc": console.MEASURES["acc"],
-    "worst": "the worst client's predictor on its own test data",
-    "spread": "standard deviation over clients of their predictors' accuracy",
+    "global": "global",
+    "predictor": "predictor",
+    "wdp": "wdp",
+    "cdp": "cdp",
+    "acc": "acc",
+    "worst": "worst",
+    "spread_clients": "spread",
+    "better_off": "better off",
 }
-BETTER = "better off"
+"""The measures of the table of results, and how its columns are called."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
     missing = list(study.missing)
     data = _data(study, data_dir, missing) if load_data else {}
     sections = [
-        Section("What was run", (what_was_run(study), *_differences(study))),
-        Section("Results", tuple(_results(study))),
+        Section("What was run", (what_was_run(study), *_settings(study))),
+        Section("Results", (*_results(study), *_differences(study))),
         Section("Learning curves", tuple(_curves(study, colour))),
         Section("Clients", tuple(_clients(study, colour))),
         Section("Who holds which labels", tuple(_labels(study, data))),
@@ -113,7 +116,7 @@ def _colours(study: Study) -> dict[str, str]:
 # What was run
 
 
-def _differences(study: Study) -> Iterator[Table]:
+def _settings(study: Study) -> Iterator[Table]:
     """By label, what its recipe says otherwise than the others' do."""
     flat = {label: dict(_flat(study.of(label)[0].overview.recipe)) for label in study.labels}
     keys = dict.fromkeys(key for tree in flat.values() for key in tree if key != "seed")
@@ -141,22 +144,43 @@ def _results(study: Study) -> Iterator[Table]:
     if all(run.summary is None for run in study.runs):
         return
 
-    def column(value: Callable[[Run], float | None]) -> list[Spread]:
-        return [study.over_seeds(label, value) for label in study.labels]
-
-    found = {name: column(partial(Run.measure, name=name)) for name in MEASURES}
-    found[BETTER] = column(lambda run: run.better_off(study.alone(run)))
+    found = {
+        name: [study.over_seeds(label, partial(_measured, study, name)) for label in study.labels]
+        for name in MEASURES
+    }
     known = {name: column for name, column in found.items() if any(value.mean is not None for value in column)}
     rows: list[tuple[Cell, ...]] = []
     for i, label in enumerate(study.labels):
         runs = study.of(label)
         sent = sum(run.ledger.bytes("up") for run in runs) / len(runs)
         rows.append((label, len(runs), *(column[i] for column in known.values()), Bytes(sent)))
-    about = {**MEASURES, BETTER: "share of clients whose predictor is better than the same client's alone"}
-    remarks = [f"{name}: {about[name]}" for name in known]
+    remarks = [f"{MEASURES[name]}: {ABOUT[name]}" for name in known]
     remarks.append("sent: bytes that left all clients together")
     title = "Accuracy in %" + (": mean ± standard deviation over seeds" if len(study.seeds) > 1 else "")
-    yield Table("results", title, ("method",), ("seeds", *known, "sent"), tuple(rows), tuple(remarks))
+    heads = ("seeds", *(MEASURES[name] for name in known), "sent")
+    yield Table("results", title, ("method",), heads, tuple(rows), tuple(remarks))
+
+
+def _measured(study: Study, name: str, run: Run) -> float | None:
+    return run.measure(name, study.alone(run))
+
+
+def _differences(study: Study) -> Iterator[Table]:
+    """Each label's numbers minus the first's, in the seeds that both have."""
+    first, *others = study.labels
+    rows: list[tuple[Cell, ...]] = []
+    for label in others:
+        pairs = [(a, b) for a in study.of(label) for b in study.of(first) if a.seed == b.seed]
+        for name in ("global", "predictor", "acc"):
+            found = Difference.of_pairs([a.measure(name) for a, _ in pairs], [b.measure(name) for _, b in pairs])
+            if found.low is not None:
+                tells = {"holds": "better", "does not hold": "worse"}.get(found.verdict, found.verdict)
+                rows.append((label, name, tells, Points(found.mean), Points(found.low), Points(found.high)))
+    if rows:
+        title = f"Difference to {first} in the same seeds, in percentage points, with its 95 % interval"
+        heads = ("difference", "from", "to")
+        remark = "the interval is Student's t over seeds; better or worse: all of it is above or below 0"
+        yield Table("differences", title, ("method", "measure", "is"), heads, tuple(rows), (remark,))
 
 
 CURVES = {
@@ -228,7 +252,7 @@ def _bars(study: Study, label: str, colour: str) -> Picture:
     ids, runs = study.clients(label), study.of(label)
 
     def means(of: Sequence[Run], model: str) -> list[float | None]:
-        return [Spread(tuple(run.clients.get(c, {}).get(model) for run in of)).mean for c in ids]
+        return [Spread.of([run.clients.get(c, {}).get(model) for run in of]).mean for c in ids]
 
     alone = [rival for run in runs if (rival := study.alone(run)) is not None]
     bars = {}

@@ -8,31 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from statistics import fmean, stdev
 
 from mutua.reports import console
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over seeds: mean and standard deviation (n − 1). A missing value leaves no mean."""
-
-    values: tuple[float | None, ...]
-
-    @property
-    def mean(self) -> float | None:
-        """None where a value is missing."""
-        known = [value for value in self.values if value is not None]
-        return fmean(known) if known and len(known) == len(self.values) else None
-
-    @property
-    def std(self) -> float | None:
-        """None where there are fewer than two values."""
-        known = [value for value in self.values if value is not None]
-        return stdev(known) if len(known) > 1 and len(known) == len(self.values) else None
-
-    def __str__(self) -> str:
-        return console.spread({"mean": self.mean, "std": self.std})
+from mutua.stats import Spread
 
 
 @dataclass(frozen=True)
@@ -41,11 +19,27 @@ class Bytes:
 
     value: float
 
-    def __str__(self) -> str:
-        return console.size(self.value)
+
+@dataclass(frozen=True)
+class Points:
+    """A difference of accuracies, in percentage points."""
+
+    value: float | None
 
 
-Cell = str | int | Spread | Bytes
+Cell = str | int | Spread | Bytes | Points
+
+
+def told(cell: Cell) -> str:
+    """A cell as people read it."""
+    match cell:
+        case Spread():
+            return console.spread({"mean": cell.mean, "std": cell.sd})
+        case Points():
+            return console.spread({"mean": cell.value, "std": None}, sign=True)
+        case Bytes():
+            return console.size(cell.value)
+    return str(cell)
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class Table:
         )
         rows = []
         for row in self.rows:
-            first, *rest = (escape(str(cell)) for cell in row)
+            first, *rest = (escape(told(cell)) for cell in row)
             cells = "".join(f"<td{side}>{cell}</td>" for cell, side in zip(rest, sides[1:], strict=True))
             rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
         remarks = "".join(f"<p>{escape(remark)}</p>\n" for remark in self.remarks)
@@ -109,7 +103,7 @@ class Table:
 
     @staticmethod
     def _joined(cells: Sequence[Cell], written: Callable[[str], str], between: str = " & ") -> str:
-        return between.join(written(str(cell)) for cell in cells)
+        return between.join(written(told(cell)) for cell in cells)
 
     def markdown(self) -> str:
         """A pipe table under its title."""
@@ -133,9 +127,9 @@ class Table:
             cells: list[object] = []
             for cell, over in zip(row, spread, strict=True):
                 if isinstance(cell, Spread):
-                    cells += [cell.mean, cell.std]
+                    cells += [cell.mean, cell.sd]
                 else:
-                    cells += [cell.value if isinstance(cell, Bytes) else cell, *([""] if over else [])]
+                    cells += [cell.value if isinstance(cell, Bytes | Points) else cell, *([""] if over else [])]
             writer.writerow(cells)
         return text.getvalue()
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mutua.compare import uses_global_alone
 from mutua.history import SELECTIONS
 from mutua.reports import console
 from mutua.reports.reading import Run, Study, common
@@ -72,7 +73,7 @@ def _model_words(run: Run) -> str:
 def serves_global(run: Run) -> bool:
     """Whether clients have no model of their own: FedAvg and its like."""
     alike = all(scores["predictor"] == scores["global"] for scores in run.clients.values())
-    return alike and (run.path / "global").is_dir() and not any(run.path.glob("clients/*/personal.safetensors"))
+    return alike and uses_global_alone(run.path)
 
 
 def _plan_words(run: Run) -> str:
