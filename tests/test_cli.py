@@ -49,7 +49,19 @@ def test_version_and_help(command: Command) -> None:
     for words in ([], ["--help"]):
         done = command(*words)
         assert done.code == 0 and done.err == ""
-        for name in ("demo", "run", "compare", "join", "predict", "export", "methods", "models", "data", "runs"):
+        for name in (
+            "demo",
+            "run",
+            "compare",
+            "report",
+            "join",
+            "predict",
+            "export",
+            "methods",
+            "models",
+            "data",
+            "runs",
+        ):
             assert re.search(rf"^  {name} ", done.out, re.MULTILINE)
         assert "..." not in done.out.partition("Commands:")[2]
     for group in ("data", "runs"):
@@ -62,6 +74,7 @@ def test_version_and_help(command: Command) -> None:
         ("run", "--set --seed --engine --out --resume --data-dir --device --workers --profile --faults --json"),
         ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --minutes --json"),
         ("reproduce", "--list --all --scale --seeds --minutes --workers --data-dir --out --write"),
+        ("report", "--html --pdf --tables --figures --load-data --data-dir"),
         ("join", "--data --model --how --name --seed --out --json"),
         ("predict", "--client --data --out --json"),
         ("export", "--client --out"),

@@ -192,6 +192,26 @@ def test_results_are_those_of_the_folder_in_every_form(made: Report, text: str, 
     assert len({str(row) for row in rows}) == 5  # methods do differ
 
 
+@pytest.mark.filterwarnings("ignore:Precision loss")
+def test_differences_to_the_first_have_scipys_intervals(made: Report, compared: Path) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    expected = by_hand(compared)
+    [table] = [table for table in made.tables if table.name == "differences"]
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert [(row["method"], row["measure"]) for row in rows] == [
+        (method, name)
+        for method in METHODS[1:]
+        for name in ("global", "predictor")
+        if expected[method][name] is not None
+    ]
+    for row in rows:
+        ours, first = expected[row["method"]][row["measure"]], expected["fml"][row["measure"]]
+        interval = stats.ttest_rel(ours, first).confidence_interval(0.95)
+        assert float(row["difference"]) == pytest.approx(np.subtract(ours, first).mean())
+        assert (float(row["from"]), float(row["to"])) == pytest.approx((interval.low, interval.high))
+        assert row["is"] == ("better" if interval.low > 0 else "worse" if interval.high < 0 else "cannot tell")
+
+
 def test_clients_have_their_own_numbers(made: Report, compared: Path) -> None:
     [table] = [table for table in made.tables if table.name == "clients"]
     for k, row in enumerate(csv.DictReader(io.StringIO(table.csv()))):
