@@ -17,7 +17,8 @@ from mutua.runner import prepared
 
 ITEMS = {
     "fml-2020": "table-1 table-2 figure-5a figure-5b claim-newcomer claim-bad-client",
-    "fml-2023": "table-1 table-1-cifar100 figure-3 figure-4 figure-5 figure-6 claim-catfish claim-dynamic-alpha-beta",
+    "fml-2023": "table-1 table-1-cifar100 figure-3 figure-4 figure-5 figure-6 "
+    "claim-catfish claim-dynamic-alpha-beta",
     "mixture": "table-2 figure-2 figure-3 figure-4 figure-5",
     "fedh2l": "table-2 table-3 table-4 table-5 table-6 table-7 table-8 figure-1 figure-2 "
     "claim-bandwidth claim-bandwidth-growth",

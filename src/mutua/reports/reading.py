@@ -237,7 +237,9 @@ def _comparison(path: Path) -> Study:
         study.missing.append(f"{COMPARISON} is not there: runs are named by their methods")
     order = {str(one["method"]): place for place, one in reversed(list(enumerate(told)))}
     runs = []
-    for overview in found(path):
+    overviews, wrong = found(path)
+    study.missing.extend(wrong)
+    for overview in overviews:
         run = Run.of(overview)
         if run.summary is None:
             study.missing.append(f"{run.path.name}: {_unfinished(overview)}; it is left out")

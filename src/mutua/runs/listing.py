@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -15,6 +15,9 @@ from mutua.explain import explain
 from mutua.runs.files import in_use, size
 from mutua.runs.folder import RunFolder
 from mutua.sections import Checkpoints as Settings
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -121,14 +124,27 @@ class Overview:
         }
 
 
-def listed(under: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def found(under: Path) -> tuple[list[Overview], list[str]]:
     """The runs in a folder, and in the folders of comparisons in it, by name; and what is wrong with others."""
     if not under.is_dir():
         raise InputError(f"DIR: {under} is not a folder; give one that holds runs")
-    runs, wrong = [], []
-    for recipe in sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")]):
+    places = sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")])
+    return _each(Overview.of, [place.parent for place in places])
+
+
+def listed(under: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """What there is to say of each of them."""
+    runs, wrong = found(under)
+    said, unsaid = _each(Overview.summary, runs)
+    return said, wrong + unsaid
+
+
+def _each(of: Callable[[A], B], things: Iterable[A]) -> tuple[list[B], list[str]]:
+    """What comes of each thing, and why nothing does."""
+    made, wrong = [], []
+    for thing in things:
         try:
-            runs.append(Overview.of(recipe.parent).summary())
+            made.append(of(thing))
         except InputError as error:
             wrong.append(str(error))
-    return runs, wrong
+    return made, wrong
