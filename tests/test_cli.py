@@ -71,7 +71,10 @@ def test_version_and_help(command: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ("run", "--set --seed --engine --out --resume --data-dir --device --workers --profile --faults --json"),
+        (
+            "run",
+            "--set --seed --engine --out --resume --data-dir --device --workers --log --profile --faults --json",
+        ),
         ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --minutes --json"),
         ("reproduce", "--list --all --scale --seeds --minutes --workers --data-dir --out --write"),
         ("report", "--html --pdf --tables --figures --load-data --data-dir"),

@@ -16,6 +16,7 @@ from mutua.errors import InputError, MutuaError, RunError
 # Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
     from mutua.recipe import Recipe
+    from mutua.rounds import Callback
     from mutua.sweep import Outcome, Sweep
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -128,6 +129,12 @@ def run(
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="Log the run's numbers: tensorboard, or package.module:Class of your own.", metavar="NAME"
+        ),
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print where the time went; write a trace into the run's folder.")
     ] = False,
@@ -139,7 +146,7 @@ def run(
     from mutua.reports import console
 
     with Profile(workers or cores()).active() if profile else nullcontext() as times:
-        place = _run(recipe, sets, seed, engine, faults, out, resume, data_dir, device, workers, as_json)
+        place = _run(recipe, sets, seed, engine, faults, out, resume, data_dir, device, workers, log, as_json)
     if times is not None and place is not None:
         times.write(place / "trace.json")
         console.show_profile(times, console.err if as_json else console.out)
@@ -156,10 +163,12 @@ def _run(
     data_dir: Path | None,
     device: str | None,
     workers: int | None,
+    log: str | None,
     as_json: bool,
 ) -> Path | None:
     """The run's folder; None if there was nothing to do."""
     from mutua.faults import Faults
+    from mutua.loggers import Logged, known_logger
     from mutua.profile import timed
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
@@ -167,6 +176,7 @@ def _run(
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder
 
+    logger = None if log is None else known_logger(log)
     if resume is not None:
         given = {"RECIPE": recipe, "--set": sets, "--seed": seed, "--out": out, "--device": device}
         given["--faults"] = faults
@@ -198,7 +208,8 @@ def _run(
             console.show_notes(["clients fail on purpose in this run (faults)"])
         folder = RunFolder.create(loaded.name, loaded.seed, out)
     with console.bars(not as_json) as bars:
-        callbacks = [] if as_json else [ProgressBar(loaded.name, bars)]
+        callbacks: list[Callback] = [] if as_json else [ProgressBar(loaded.name, bars)]
+        callbacks += [] if logger is None else [Logged(logger(folder.path))]
         result = execute(loaded, federation, folder, engine=engine, workers=workers, callbacks=callbacks)
     if as_json:
         _print_json(result.report())
@@ -255,10 +266,9 @@ def compare(
             )
     runs = sweep.summaries()
     summary = comparing.summarise(runs)
-    interrupted = outcome.stopped.startswith("stopped")
-    if as_json and not interrupted:
+    if as_json and not outcome.interrupted:
         _print_json({"runs": [{**reported(run), "method": label} for label, run in runs], "summary": summary})
-    elif runs and not interrupted:
+    elif runs and not outcome.interrupted:
         done = {run.cell.name: run for run in sweep.finished}
         shared = [name for name, run in done.items() if comparing.uses_global_alone(run.path)]
         notes = [f"{', '.join(shared)}: every client uses models.global, not a model of its own"] if shared else []
@@ -268,19 +278,18 @@ def compare(
         console.show_comparison(summary, cells[0][1].selection, notes)
         console.show_clients(summary)
         console.show_differences(summary)
-    if not interrupted:
+    if not outcome.interrupted:
         console.say(f"saved in {sweep.place}", console.err if as_json else console.out)
-    _ended(sweep, outcome)
-
-
-def _ended(sweep: Sweep, outcome: Outcome) -> None:
-    """Say, as an error, what keeps a sweep from being whole."""
     if outcome.stopped:
-        done = f"{len(sweep.finished)} of {len(sweep.runs)} runs are finished"
-        raise RunError(f"{outcome.stopped}; {done}; to go on: the same command with --out {sweep.place}")
+        raise RunError(f"{_stopped(sweep, outcome)} with --out {sweep.place}")
     if outcome.failed:
         told = "; ".join(f"{label}: {why}" for label, why in outcome.failed.items())
         raise RunError(f"{len(outcome.failed)} of {len(sweep.runs)} runs failed: {told}")
+
+
+def _stopped(sweep: Sweep, outcome: Outcome) -> str:
+    done = f"{len(sweep.finished)} of {len(sweep.runs)} runs are finished"
+    return f"{outcome.stopped}; {done}; to go on: the same command"
 
 
 @app.command()
@@ -355,8 +364,8 @@ def _reproduce(
             console.say(f"{name}: {error}", console.err)
             wrong.append(f"{name}: {error}")
             continue
-        if outcome.stopped.startswith("stopped"):
-            _ended(one.sweep, outcome)
+        if outcome.interrupted:
+            raise RunError(f"{name}: {_stopped(one.sweep, outcome)}")
         reproducing.show(one, (read(one.sweep.place) or {})["minutes"])
         if outcome.stopped or outcome.failed:
             wrong.append(f"{name}: {outcome.stopped or '; '.join(outcome.failed.values())}")

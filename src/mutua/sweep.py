@@ -105,6 +105,8 @@ class Outcome:
     """How a sweep went: why it was stopped, if it was, and what failed."""
 
     stopped: str = ""
+    interrupted: bool = False
+    """Whether somebody stopped it, rather than the clock."""
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -166,7 +168,8 @@ class Sweep:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Have the folder, new or of the same sweep, alone; it goes again where nothing came into it."""
-        if not (self.place / MARK).is_file():
+        begun = self.place.is_dir() and {path.name for path in self.place.iterdir()} in ({"lock"}, set())
+        if not begun and not (self.place / MARK).is_file():
             new_folder(self.place)
         lock = Lock(self.place, "--out")
         try:
@@ -205,7 +208,7 @@ class Sweep:
                         outcome.stopped = f"the time budget of {minutes:g} minutes is used up"
             except KeyboardInterrupt as heard:
                 name = str(heard) or "Ctrl-C"
-                outcome.stopped = f"stopped by {name}"
+                outcome.stopped, outcome.interrupted = f"stopped by {name}", True
                 announce(name)
             finally:
                 self._end(busy, outcome, watch)
@@ -216,6 +219,7 @@ class Sweep:
             news: News = one.line.recv()
         except (EOFError, OSError):
             del busy[one.line]
+            one.line.close()
             one.process.join()
             if one.ended:
                 return
@@ -224,6 +228,7 @@ class Sweep:
         if news.what == "failed":
             outcome.failed[one.run.label] = news.text
         elif news.what == "stopped":
+            outcome.interrupted = outcome.interrupted or not outcome.stopped
             outcome.stopped = outcome.stopped or news.text
         elif news.what == "done":
             self.write()

@@ -107,6 +107,8 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
         if record is None:
             lines.append(_line(where, item.title, "", "", "", "not run", "", ""))
             continue
+        if not record["claims"]:
+            lines.append(_line(where, item.title, "", "", "", "no claim", "", f"{record['minutes']:.1f}"))
         for i, claim in enumerate(record["claims"]):
             text = f"*control:* {claim['text']}" if claim["control"] else claim["text"]
             paper = _sides([(value, None) for value in claim["paper"]], claim["measure"])
