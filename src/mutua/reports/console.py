@@ -304,8 +304,7 @@ def show_clients(summary: dict[str, Any]) -> None:
         rows.add_row(label, *(spread(row["clients"][key]) for key in shown))
     better = "better off: clients (%) whose predictor is better than theirs of independent"
     title = "\nover clients: predictors' accuracy (%) on own test data"
-    spread = "spread: standard deviation over clients"
-    show(title, rows, spread, *([better] if "better_off" in shown else []))
+    show(title, rows, "spread: standard deviation over clients", *([better] if "better_off" in shown else []))
 
 
 def show_differences(summary: dict[str, Any]) -> None:
