@@ -63,6 +63,8 @@ def papers(command: Command, tmp_path: Path, tiny: dict[str, Any], monkeypatch: 
             claim("alone sends less", "bytes_up", lower=True),
             claim("the predictor is the global", "predictor(c0)", better={"method": "FedAvg"}, than=None)
             | {"than_measure": "global_own(c0)"},
+            claim("FedAvg sends less than thrice as much", "bytes_up", lower=True, times=3)
+            | {"better": {"method": "FedAvg"}},
             claim("FML is better", "predictor", better={"method": "FML"}, control=True),
         ],
     )
@@ -112,7 +114,7 @@ def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
     assert (alone["cell"], alone["ours"]) == ("alone", pytest.approx(fmean(by_seed["alone"])))
     assert all(row["cell"] != "FML" for row in record["values"])
 
-    better, little, much, bytes_up, same, control = record["claims"]
+    better, little, much, bytes_up, same, thrice, control = record["claims"]
     interval = scipy_stats.ttest_rel(by_seed["alone"], by_seed["FedAvg"]).confidence_interval(0.95)
     if math.isfinite(interval.low):  # SciPy has none where all differences are the same
         assert (better["low"], better["high"]) == pytest.approx(tuple(interval))
@@ -121,6 +123,8 @@ def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
     assert much["difference"] == pytest.approx(better["difference"] - 200)
     assert (bytes_up["verdict"], bytes_up["ours"][0]) == ("holds", [0, 0])
     assert (same["verdict"], same["difference"]) == ("cannot tell", 0)
+    [once, _] = thrice["ours"][0]
+    assert once > 0 and (thrice["verdict"], thrice["difference"]) == ("holds", pytest.approx(3 * once - once))
     assert (control["control"], control["verdict"], control["difference"]) == (True, "not at this scale", None)
     assert better["paper"] == [99.9, 12.5]
 
