@@ -17,6 +17,8 @@ import yaml
 
 from mutua import stopping
 from mutua.methods import FedAvg, Independent
+from mutua.recipe import expand
+from mutua.sweep import Planned, Sweep
 
 Command = Callable[..., Any]
 GRID = {
@@ -192,3 +194,20 @@ def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path)
     (tmp_path / "x" / "fml-0").mkdir()
     (tmp_path / "x" / "fml-0" / "lock").touch()
     assert gridded(*words).code == 0
+
+
+def test_alone_is_the_same_data_and_the_nearest_cell(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Planned, "finished", True)
+    grid = {**GRID, "data.samples_per_client": {"20": {}, "30": {"data.samples_per_client": 30}}}
+    sweep = Sweep(tmp_path, expand(tiny, grid), [0, 1])
+    for run in sweep.runs:
+        found, own = sweep.alone(run), run.path.name
+        expected = None if own.startswith("alone") else tmp_path / own.replace("fedavg", "alone")
+        assert (found and found.path) == expected
+    few = Sweep(tmp_path, [cell for cell in expand(tiny, grid) if cell[0].labels["method"] == "fedavg"], [0])
+    assert all(few.alone(run) is None for run in few.runs)
+    other = [cell for cell in expand(tiny, grid) if ("alone", "30") != tuple(cell[0].labels.values())[::2]]
+    [lonely] = [r for r in Sweep(tmp_path, other, [0]).runs if r.path.name == "fedavg-small-30-0"]
+    assert Sweep(tmp_path, other, [0]).alone(lonely) is None
