@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mutua
+from mutua.errors import RunError
 from mutua.federation import Federation
 from mutua.methods import FML
 from mutua.profile import Profile, Span, note, timed
@@ -43,6 +44,8 @@ def test_a_run_and_its_trace(federate: Callable[..., Federation], tmp_path: Path
     assert {event["cat"] for event in events} == {"train", "evaluate", "merge"}
     assert {event["tid"] > 0 for event in events if event["cat"] == "train"} == {workers > 1}
     assert all(event["ph"] == "X" and event["dur"] >= 0 and event["ts"] >= 0 for event in events)
+    with pytest.raises(RunError, match=r"^cannot write to .*trace.json/sub: File exists$"):
+        profile.write(tmp_path / "trace.json" / "sub")
     by_client = sorted((event["ts"], event["dur"]) for event in events if event["name"].endswith(" a"))
     for (began, took), (then, _) in pairwise(by_client):
         assert began + took <= then + 1  # a client does one thing at a time

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from mutua.errors import RunError
+from mutua.runs.files import write
+
 KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
 """What the engines' tasks count as; any other name stands for itself."""
 SHOWN = ("train", "evaluate", "merge", "data", "checkpoint")
@@ -76,7 +79,10 @@ class Profile:
             }
             for span in self.spans
         ]
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+        try:
+            write(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write to {path}: {error.strerror}") from None
 
 
 _active: Profile | None = None
