@@ -280,7 +280,7 @@ def test_clients_and_rounds_say_whom_a_fault_strikes() -> None:
         ({"dropout": [{}]}, "faults.dropout.0: give clients, rounds or probability"),
         ({"dropout": {"probability": 1}}, "faults.dropout: .* it must be a list"),
         ({"dropout": [{"probability": 0}]}, "faults.dropout.0.probability: 0; it must be above 0"),
-        ({"dropout": [{"rounds": [0]}]}, r"faults.dropout.0.rounds.0: 0; it must be at least 1"),
+        ({"dropout": [{"rounds": [0]}]}, r"faults.dropout.0.rounds.0: 0; it must be at least 1$"),
         ({"stragglers": [{"clients": ["a"]}]}, "faults.stragglers.0.seconds: missing"),
         ({"corruption": [{"kind": "Nan", "rounds": [1]}]}, "faults.corruption.0.kind: 'Nan'; did you mean 'nan'"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -19,8 +18,12 @@ MOST = 10
 
 def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> str:
     """Every complaint about a `model`; `at` is where in the recipe it stands."""
-    lines = [_line(detail, model, at) for detail in islice(error.errors(), MOST)]
-    more = [f"and {error.error_count() - MOST} more"] if error.error_count() > MOST else []
+    found = error.errors()
+    inner = {detail["loc"][:-1] for detail in found}
+    # Pydantic does not count what it has refused: a list of one bad number would also be too short.
+    found = [detail for detail in found if detail["type"] != "too_short" or detail["loc"] not in inner]
+    lines = [_line(detail, model, at) for detail in found[:MOST]]
+    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
     return "; ".join([*dict.fromkeys(lines), *more])
 
 
