@@ -426,7 +426,7 @@ def test_runs_that_a_name_does_not_tell_apart_go_by_their_folders(copied: Path) 
     assert {"again", "fml-0", "fml"} <= set(read(copied).labels)
 
 
-@pytest.mark.parametrize("value", [None, "x", [], {}, [1], {"name": 1}])
+@pytest.mark.parametrize("value", [None, "x", [1]])
 def test_a_folder_of_a_stranger_gives_a_report_or_a_line(copied: Path, value: Any) -> None:
     def spoil(file: Path, load: Callable[[str], Any]) -> None:
         whole = file.read_text()
