@@ -208,6 +208,6 @@ def test_alone_is_the_same_data_and_the_nearest_cell(
         assert (found and found.path) == expected
     few = Sweep(tmp_path, [cell for cell in expand(tiny, grid) if cell[0].labels["method"] == "fedavg"], [0])
     assert all(few.alone(run) is None for run in few.runs)
-    other = [cell for cell in expand(tiny, grid) if ("alone", "30") != tuple(cell[0].labels.values())[::2]]
+    other = [cell for cell in expand(tiny, grid) if tuple(cell[0].labels.values())[::2] != ("alone", "30")]
     [lonely] = [r for r in Sweep(tmp_path, other, [0]).runs if r.path.name == "fedavg-small-30-0"]
     assert Sweep(tmp_path, other, [0]).alone(lonely) is None
