@@ -581,6 +581,11 @@ def test_mistakes_are_one_line(command: Callable[..., Any], finished: Runs, tmp_
         assert done.code == 2 and done.out == "" and said in done.err and done.err.count("\n") == 1
 
 
+def test_pooled_data_is_not_called_nothing(finished: Runs) -> None:
+    [table] = [table for table in report(read(finished("centralised")[0])).tables if table.name == "left"]
+    assert table.rows[0][:3] == ("centralised", "all", "all data")
+
+
 # Small things
 
 

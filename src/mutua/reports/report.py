@@ -13,9 +13,10 @@ from mutua.errors import InputError, MutuaError
 from mutua.measures import ABOUT
 from mutua.reports import pictures
 from mutua.reports.figures import COLOURS, Picture, colours, labels
+from mutua.reports.labels import counts_by_client
 from mutua.reports.reading import Run, Study, believing, common
 from mutua.reports.tables import Bytes, Cell, Points, Table
-from mutua.reports.words import listed, serves_global, what_was_run
+from mutua.reports.words import compared, serves_global, what_was_run
 from mutua.stats import Difference, Spread
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
         Section("To repeat it", tuple(_repeat(study, load_data))),
     ]
     name = str(study.runs[0].section("name") or study.path.name)
-    return Report(f"{name}: {listed(study.labels)}", tuple(section for section in sections if section.blocks))
+    return Report(f"{name}: {compared(study)}", tuple(section for section in sections if section.blocks))
 
 
 def _colours(study: Study) -> dict[str, str]:
@@ -166,21 +167,20 @@ def _measured(study: Study, name: str, run: Run) -> float | None:
 
 
 def _differences(study: Study) -> Iterator[Table]:
-    """Each label's numbers minus the first's, in the seeds that both have."""
-    first, *others = study.labels
+    """Each label's numbers minus those of the first that it is drawn beside, in the seeds that both have."""
     rows: list[tuple[Cell, ...]] = []
-    for label in others:
+    for first, label in ((members[0], label) for members in study.facets.values() for label in members[1:]):
         pairs = [(a, b) for a in study.of(label) for b in study.of(first) if a.seed == b.seed]
         for name in ("global", "predictor", "acc"):
             found = Difference.of_pairs([a.measure(name) for a, _ in pairs], [b.measure(name) for _, b in pairs])
             if found.low is not None:
                 tells = {"holds": "better", "does not hold": "worse"}.get(found.verdict, found.verdict)
-                rows.append((label, name, tells, Points(found.mean), Points(found.low), Points(found.high)))
+                rows.append((label, first, name, tells, Points(found.mean), Points(found.low), Points(found.high)))
     if rows:
-        title = f"Difference to {first} in the same seeds, in percentage points, with its 95 % interval"
+        title = "Differences in the same seeds, in percentage points, with 95 % intervals"
         heads = ("difference", "from", "to")
         remark = "the interval is Student's t over seeds; better or worse: all of it is above or below 0"
-        yield Table("differences", title, ("method", "measure", "is"), heads, tuple(rows), (remark,))
+        yield Table("differences", title, ("method", "minus", "measure", "is"), heads, tuple(rows), (remark,))
 
 
 CURVES = {
@@ -224,7 +224,7 @@ def _trade_off(study: Study, colour: Mapping[str, str]) -> Iterator[str | Pictur
             if any(not line.flat for line in lines.values()):
                 yield pictures.trade_off(name, f"{title}, against bytes", lines)
     if any(not run.ledger.bytes("up") for run in study.runs):
-        yield "Who sends nothing is a dashed line: its accuracy after the last round."
+        yield "Who sends no message is a dashed line: its accuracy after the last round."
 
 
 def _clients(study: Study, colour: Mapping[str, str]) -> Iterator[Table | Picture]:
@@ -278,18 +278,20 @@ def _slug(label: str) -> str:
 
 
 def _labels(study: Study, data: Mapping[str, Federation]) -> Iterator[Picture]:
-    from mutua.reports.labels import counts_by_client
-
-    for run in study.runs:
+    """A picture for all that were dealt the same data, with the first seed."""
+    drawn: list[Run] = []
+    for facet, members in study.facets.items():
+        run = next((study.of(label)[0] for label in members if study.method(label) != "centralised"), None)
+        if run is None or any(run.same_data(other) for other in drawn):
+            continue
+        counts, what = run.labels(), "Test"
         if (federation := data.get(run.label)) is not None:
             counts, what = counts_by_client(federation), "Training"
-        elif run.method == "centralised" or (held := run.labels()) is None:
-            continue
-        else:
-            counts, what = held, "Test"
-        title = f"{what} samples by client and class, seed {run.seed}"
-        yield labels("labels", title, counts.train, counts.clients, counts.classes)
-        return
+        if counts is not None:
+            drawn.append(run)
+            title = f"{what} samples by client and class, seed {run.seed}{': ' * bool(facet)}{facet}"
+            name = f"labels{'-' * bool(facet)}{_slug(facet)}"
+            yield labels(name, title, counts.train, counts.clients, counts.classes)
 
 
 def _left(study: Study) -> Iterator[str | Table]:
@@ -312,11 +314,14 @@ def _left(study: Study) -> Iterator[str | Table]:
                     (label, ", ".join(clients), kind, name, f"{times:.4g}", Bytes(size / times), Bytes(size))
                 )
         if not sent:
-            rows.append((label, "all", "nothing", "", "0", Bytes(0), Bytes(0)))
+            # The one method whose clients give up their data does not do it by messages.
+            what = "all data" if study.method(label) == "centralised" else "nothing"
+            rows.append((label, "all", what, "", "0", Bytes(0), Bytes(0)))
     title = "What left each client, from the ledger" + (", mean over seeds" if len(study.seeds) > 1 else "")
     remarks = (
         "messages and bytes are of each client named, over the whole run",
         "envelope: a message's own names and shapes",
+        *(("all data: brought to one place, not sent in messages",) if _pooled(study) else ()),
     )
     heads = ("messages", "bytes a message", "bytes")
     yield Table("left", title, ("method", "clients", "kind", "name"), heads, tuple(rows), remarks)
@@ -326,6 +331,10 @@ def _left(study: Study) -> Iterator[str | Table]:
     for label, told in promised.items():
         prefix = "" if same is not None else "differential privacy "
         yield f"{label}: {prefix}{'; '.join(told)}."
+
+
+def _pooled(study: Study) -> bool:
+    return any(run.method == "centralised" for run in study.runs)
 
 
 # What needs the data

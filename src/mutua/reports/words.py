@@ -16,13 +16,13 @@ def what_was_run(study: Study) -> str:
     """Method, data, clients, models, rounds and seeds in a paragraph."""
     first, several = study.runs[0], len(study.runs) > 1
     seeds = f"seed{'s' * (len(study.seeds) > 1)} {listed(map(str, study.seeds))}"
-    methods = listed(study.labels)
-    said = [f"{methods} {'were compared over' if several else 'was run with'} {seeds}."]
+    said = [f"{compared(study)} {'were compared over' if several else 'was run with'} {seeds}."]
     clients = common(list(run.clients) for run in study.runs if run.method != "centralised") or list(first.clients)
     whose = f"The {len(clients)} clients" + (f" ({listed(clients)})" if len(clients) <= 12 else "")
     said.append(f"{whose if clients else 'The clients'} learned from {_same(study, _data_words)}.")
     said.append(f"Their own models: {_same(study, _model_words)}.")
-    if shared := [label for label in study.labels if all(map(serves_global, study.of(label)))]:
+    shared = {study.contender(label): None for label in study.labels if all(map(serves_global, study.of(label)))}
+    if shared:
         said.append(f"With {listed(shared)} every client serves with the global.")
     said.append(f"{_same(study, _plan_words)}.")
     if (selection := common(run.section("selection") for run in study.runs)) in SELECTIONS:
@@ -35,6 +35,16 @@ def what_was_run(study: Study) -> str:
     if seconds:
         said.append(f"{'The runs' if several else 'It'} took {_time(sum(seconds))} of computing.")
     return " ".join(said)
+
+
+def compared(study: Study) -> str:
+    """What is compared, in words: methods or other labels and, where a grid has more axes, these."""
+    said = listed(dict.fromkeys(map(study.contender, study.labels)))
+    axes: dict[str, dict[str, None]] = {}
+    for run in study.runs:
+        for axis, label in run.cell.items() if "method" in run.cell else ():
+            axes.setdefault(axis, {})[label] = None
+    return said + "".join(f" by {axis} ({listed(of)})" for axis, of in axes.items() if axis != "method")
 
 
 def _same(study: Study, words: Callable[[Run], str]) -> str:
