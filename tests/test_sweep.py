@@ -209,5 +209,5 @@ def test_alone_is_the_same_data_and_the_nearest_cell(
     few = Sweep(tmp_path, [cell for cell in expand(tiny, grid) if cell[0].labels["method"] == "fedavg"], [0])
     assert all(few.alone(run) is None for run in few.runs)
     other = [cell for cell in expand(tiny, grid) if tuple(cell[0].labels.values())[::2] != ("alone", "30")]
-    [lonely] = [r for r in Sweep(tmp_path, other, [0]).runs if r.path.name == "fedavg-small-30-0"]
+    lonely = next(r for r in Sweep(tmp_path, other, [0]).runs if r.cell.labels["data.samples_per_client"] == "30")
     assert Sweep(tmp_path, other, [0]).alone(lonely) is None
