@@ -13,6 +13,7 @@ import mutua
 from mutua.errors import InputError
 from mutua.learning.layout import channels_last, lay_channels_last
 from mutua.learning.optimizers import SGD, Adam, restore, state_of
+from mutua.models import Architecture
 from mutua.participant import Modules
 
 IMAGES = torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -98,6 +99,17 @@ def test_the_cache_of_modules_lays_them() -> None:
     assert channels_last(module)
     for name, array in module.state_dict().items():
         assert torch.equal(array, state[name])
+
+
+def test_a_layer_that_would_end_the_process_keeps_the_usual_order() -> None:
+    """The narrow ResNet's shortcuts: with channels last the process died in the backward."""
+    model = Architecture(name="resnet18", width=0.0625).build(channels=3, size=32, classes=10, seed=0)
+    lay_channels_last(model, torch.zeros(2, 3, 32, 32))
+    assert not channels_last(model)
+    model(torch.randn(8, 3, 32, 32)).sum().backward()
+    wide = Architecture(name="resnet18", width=0.125).build(channels=3, size=32, classes=10, seed=0)
+    lay_channels_last(wide, torch.zeros(2, 3, 32, 32))
+    assert channels_last(wide)
 
 
 class Doubling(Flattening):

@@ -13,7 +13,7 @@ _unable: WeakSet[nn.Module] = WeakSet()
 
 def lay_channels_last(model: nn.Module, x: Tensor) -> None:
     """Let convolutions have their channels last in memory, which is faster, where the model can take that."""
-    if x.dim() != 4 or x.device.type == "mps":
+    if x.dim() != 4 or x.device.type == "mps" or any(map(_crashes, model.modules())):
         return
     was_training = model.training
     try:
@@ -24,6 +24,13 @@ def lay_channels_last(model: nn.Module, x: Tensor) -> None:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         _unable.add(model)
     model.train(was_training)
+
+
+def _crashes(layer: nn.Module) -> bool:
+    """Whether torch's backward through it writes beyond its memory with channels last (seen in 2.13 on AVX2)."""
+    if not isinstance(layer, nn.Conv2d):
+        return False
+    return layer.in_channels < 8 and max(layer.kernel_size) == 1 and max(layer.stride) > 1
 
 
 def channels_last(model: nn.Module) -> bool:
