@@ -26,23 +26,24 @@ def _labelled(given: object) -> object:
 
 def _axis(axis: str, given: object) -> object:
     if isinstance(given, list):
-        labels = [_label(value) for value in given]
+        labels = [as_label(value) for value in given]
         if len(set(labels)) < len(labels):
             raise ValueError(f"{axis}: a value stands there twice; name each once")
         return dict(zip(labels, ({axis: value} for value in given), strict=True))
     if isinstance(given, Mapping):
-        return {_label(label): {} if changes is None else changes for label, changes in given.items()}
+        return {as_label(label): {} if changes is None else changes for label, changes in given.items()}
     return given
 
 
-def _label(value: object) -> str:
+def as_label(value: object) -> str:
+    """A label as text, whatever YAML makes of `4` or `yes`."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def as_labels(given: object) -> object:
-    """Axes and labels as text, whatever YAML makes of `4` or `yes`."""
+    """Axes and labels as text."""
     if isinstance(given, Mapping):
-        return {str(axis): _label(label) for axis, label in given.items()}
+        return {str(axis): as_label(label) for axis, label in given.items()}
     return given
 
 
@@ -67,7 +68,7 @@ class Cell:
 
     def _word(self, axis: str, label: str) -> str:
         value = self.changes.get(axis)
-        return label if value is None or isinstance(value, str) or _label(value) != label else f"{axis}={label}"
+        return label if value is None or isinstance(value, str) or as_label(value) != label else f"{axis}={label}"
 
     def agrees(self, wanted: Labels) -> bool:
         """Whether it has these labels."""

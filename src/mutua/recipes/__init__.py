@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 
 from mutua.errors import InputError, suggest
 from mutua.explain import explain
-from mutua.grid import Cell, Grid, as_labels, cells, changed, kept, known
+from mutua.grid import Cell, Grid, as_label, as_labels, cells, changed, kept, known
 from mutua.measures import check
 from mutua.recipe import Recipe
 from mutua.spec import Spec, read_yaml
@@ -28,7 +28,7 @@ def _all_labels(given: object) -> object:
     if not isinstance(given, Mapping):
         return given
     return {
-        axis: [as_labels({"": label})[""] for label in labels] if isinstance(labels, list) else labels  # type: ignore[index]
+        axis: [as_label(label) for label in labels] if isinstance(labels, list) else labels
         for axis, labels in given.items()
     }
 

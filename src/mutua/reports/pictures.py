@@ -52,13 +52,7 @@ def _until(sent: Mapping[int, float], round: int) -> float:
 def curves(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
     """Accuracy over rounds, with a band of one standard deviation over seeds."""
     ends = ", ".join(f"{label} {console.percent(line.mean[-1])} %" for label, line in lines.items())
-    return Picture(
-        name,
-        title,
-        f"{title}, over rounds. At the end: {ends}.",
-        _size(lines),
-        partial(_draw_lines, lines, "round"),
-    )
+    return _lines(name, title, f"{title}, over rounds. At the end: {ends}.", lines, "round")
 
 
 def trade_off(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
@@ -67,13 +61,11 @@ def trade_off(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
         f"{label} {console.percent(line.mean[-1])} % for {console.size(line.x[-1])}"
         for label, line in lines.items()
     )
-    return Picture(
-        name,
-        title,
-        f"{title}. At the end: {ends}.",
-        _size(lines),
-        partial(_draw_lines, lines, "sent by all clients together"),
-    )
+    return _lines(name, title, f"{title}. At the end: {ends}.", lines, "sent by all clients together")
+
+
+def _lines(name: str, title: str, said: str, lines: Mapping[str, Line], across: str) -> Picture:
+    return Picture(name, title, said, _size(lines), partial(_draw_lines, lines, across))
 
 
 def _columns(names: Sequence[str]) -> int:
