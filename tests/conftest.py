@@ -24,7 +24,8 @@ from mutua.federation import Client, Federation
 from mutua.message import Message, Tensors
 from mutua.methods import Method
 from mutua.models import Architecture
-from mutua.participant import Job, Modules, Reply
+from mutua.modules import Modules
+from mutua.participant import Job, Reply
 from mutua.plan import Plan
 from mutua.rounds import Briefs, Event, Replies, Rounds
 from mutua.seeds import torch_stream

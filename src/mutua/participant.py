@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from mutua.errors import Fault, MutuaError
 from mutua.federation import Client, build
 from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
-from mutua.learning.layout import channels_last, lay_channels_last
+from mutua.learning.layout import channels_last
 from mutua.learning.optimizers import restore, state_of
 from mutua.learning.precision import computing_in
 from mutua.learning.task import Task
@@ -29,6 +29,7 @@ from mutua.learning.trainer import Batch, Loader, Models, Objective, Trainer, ow
 from mutua.ledger import may_leave
 from mutua.message import Message, Tensors
 from mutua.models import Architecture, shared_names
+from mutua.modules import Modules, batch_normed
 from mutua.plan import Plan
 from mutua.seeds import derive, private, public, torch_stream
 from mutua.stopping import whole
@@ -272,69 +273,6 @@ class Participant:
         if self.job.global_model is not None:
             roles.append(("meme", self.job.global_model))
         return any(self.modules.has_batch_norm(role, a, self.client) for role, a in roles)
-
-
-@dataclass
-class Modules:
-    """Built modules, one a role and shape, filled with a client's weights while it is at work.
-
-    All that a model learns must be in its `state_dict`: other buffers begin anew with every client.
-    """
-
-    device: torch.device
-    built: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
-    unsaved: dict[nn.Module, Tensors] = field(default_factory=dict)
-    copied: set[nn.Module] = field(default_factory=set)
-    """Those whose weights are loaded by nothing but copying."""
-
-    def get(
-        self, role: str, architecture: Architecture, client: Client, state: Tensors, classes: int | None = None
-    ) -> nn.Module:
-        """The module for this role, with these weights."""
-        module = self._module(role, architecture, client, classes)
-        self._fill(module, state)
-        for name, first in self.unsaved[module].items():
-            owner, _, buffer = name.rpartition(".")
-            setattr(module.get_submodule(owner), buffer, first.clone())
-        return module
-
-    def _fill(self, module: nn.Module, state: Tensors) -> None:
-        """What `load_state_dict` does, in a tenth of its time where it would only copy."""
-        there = module.state_dict()
-        shapes, given = ({name: array.shape for name, array in arrays.items()} for arrays in (there, state))
-        if module not in self.copied or shapes != given:
-            module.load_state_dict(state)
-            return
-        with torch.no_grad():
-            torch._foreach_copy_(list(there.values()), [state[name] for name in there])
-
-    def has_batch_norm(self, role: str, architecture: Architecture, client: Client) -> bool:
-        """Whether the module normalises over the batch."""
-        return batch_normed(self._module(role, architecture, client))
-
-    def _module(
-        self, role: str, architecture: Architecture, client: Client, classes: int | None = None
-    ) -> nn.Module:
-        key = (role, id(architecture), client.train.x.shape[1:], classes or len(client.task.classes))
-        if key not in self.built:
-            module = self.built[key] = build(architecture, client, 0, classes).to(self.device)
-            saved = module.state_dict()
-            self.unsaved[module] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
-            if all(map(_loads_by_copying, module.modules())):
-                self.copied.add(module)
-            lay_channels_last(module, client.train.preprocess(client.train.x[[0, 0]]).to(self.device))
-        return self.built[key]
-
-
-def _loads_by_copying(part: nn.Module) -> bool:
-    own = type(part).load_state_dict, type(part)._load_from_state_dict
-    hooks = part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks
-    return not hooks and all(function.__module__.startswith("torch.nn.") for function in own)
-
-
-def batch_normed(model: nn.Module) -> bool:
-    """Whether any layer normalises over the batch."""
-    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
 def initial_seed(seed: int) -> int:

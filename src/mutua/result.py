@@ -22,7 +22,8 @@ from mutua.learning.task import Task
 from mutua.ledger import Ledger
 from mutua.message import Message, Tensors
 from mutua.models import Architecture
-from mutua.participant import Job, Modules, Participant
+from mutua.modules import Modules
+from mutua.participant import Job, Participant
 from mutua.privacy import Guarantee, guarantee
 from mutua.store import State
 

@@ -14,7 +14,8 @@ from mutua.explain import explain
 from mutua.faults import Faults
 from mutua.federation import Federation, build
 from mutua.methods.base import Method
-from mutua.participant import Job, batch_normed
+from mutua.modules import batch_normed
+from mutua.participant import Job
 from mutua.plan import Plan
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing

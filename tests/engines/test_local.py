@@ -16,7 +16,8 @@ from mutua.federation import Federation
 from mutua.learning.optimizers import Stepper
 from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FineTuned
-from mutua.participant import Job, Modules, Participant, work
+from mutua.modules import Modules
+from mutua.participant import Job, Participant, work
 from mutua.plan import Plan
 from mutua.store import Store
 

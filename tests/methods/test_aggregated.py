@@ -17,7 +17,8 @@ from mutua.federation import Client, Federation
 from mutua.message import Tensors
 from mutua.methods import Aggregated, Independent
 from mutua.models import Architecture
-from mutua.participant import Modules, work
+from mutua.modules import Modules
+from mutua.participant import work
 from mutua.store import Store
 
 Federate = Callable[..., Federation]

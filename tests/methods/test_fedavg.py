@@ -23,7 +23,8 @@ from mutua.learning.optimizers import SGD
 from mutua.message import Kind, Message, Part, Tensors, count
 from mutua.methods import FedAvg, FedProx, FineTuned
 from mutua.models import Architecture
-from mutua.participant import Modules, Participant
+from mutua.modules import Modules
+from mutua.participant import Participant
 from mutua.rounds import Rejected
 
 Federate = Callable[..., Federation]

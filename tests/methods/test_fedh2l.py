@@ -26,7 +26,8 @@ from mutua.federation import Client, Federation
 from mutua.message import Kind, Message, Part, Tensors, number
 from mutua.methods import FedH2L
 from mutua.models import Architecture
-from mutua.participant import Modules, Participant, work
+from mutua.modules import Modules
+from mutua.participant import Participant, work
 from mutua.rounds import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 from mutua.store import Store

@@ -23,7 +23,8 @@ from mutua.federation import Federation
 from mutua.message import Kind, Message, Part, Tensors
 from mutua.methods import FedMD
 from mutua.models import Architecture
-from mutua.participant import Modules, Participant, work
+from mutua.modules import Modules
+from mutua.participant import Participant, work
 from mutua.rounds import Rejected, RoundStarted
 from mutua.runner import run as run_method
 from mutua.seeds import private, public, torch_stream

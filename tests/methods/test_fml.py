@@ -20,7 +20,8 @@ from mutua.learning.evaluation import measure
 from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, Independent
 from mutua.models import Architecture
-from mutua.participant import Job, Modules, Participant, work
+from mutua.modules import Modules
+from mutua.participant import Job, Participant, work
 from mutua.plan import Plan
 from mutua.store import Store
 

@@ -20,7 +20,8 @@ from mutua.federation import Federation
 from mutua.learning.trainer import Batch
 from mutua.message import Kind, Message, Part, Tensors, number
 from mutua.methods import DML, FML, FMLU, Method, of
-from mutua.participant import Modules, work
+from mutua.modules import Modules
+from mutua.participant import work
 from mutua.rounds import Rejected
 from mutua.store import Store
 

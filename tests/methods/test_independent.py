@@ -18,7 +18,8 @@ from mutua.federation import Client, Federation
 from mutua.learning.trainer import Trainer
 from mutua.message import Tensors
 from mutua.methods import Centralised, FedAvg, Independent
-from mutua.participant import Modules, Participant
+from mutua.modules import Modules
+from mutua.participant import Participant
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

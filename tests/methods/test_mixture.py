@@ -29,7 +29,8 @@ from mutua.methods import FedAvg, FedProx, FineTuned, MixtureOfExperts
 from mutua.methods.base import cross_entropy
 from mutua.methods.mixture import Mixture
 from mutua.models import Architecture
-from mutua.participant import EarlyStopping, Modules, Participant, work
+from mutua.modules import Modules
+from mutua.participant import EarlyStopping, Participant, work
 from mutua.rounds import RoundStarted
 from mutua.seeds import private, torch_stream
 from mutua.store import Store

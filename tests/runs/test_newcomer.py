@@ -17,7 +17,7 @@ from mutua.data.samples import Samples
 from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.methods import FML, Independent
-from mutua.participant import Modules
+from mutua.modules import Modules
 from mutua.runs import newcomer
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join

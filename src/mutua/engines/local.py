@@ -17,7 +17,8 @@ from mutua.errors import Fault, InputError
 from mutua.federation import Federation
 from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.message import Message, Tensors
-from mutua.participant import Assessment, Job, Modules, Reply, Verb, assess, perform
+from mutua.modules import Modules
+from mutua.participant import Assessment, Job, Reply, Verb, assess, perform
 from mutua.profile import Span, note
 from mutua.rounds import Briefs, Evaluation, Replies
 from mutua.stopping import whole

@@ -23,7 +23,8 @@ from mutua.message import Message, weights
 from mutua.methods import Independent
 from mutua.methods.base import How
 from mutua.models import Architecture
-from mutua.participant import EarlyStopping, Job, Modules, Participant
+from mutua.modules import Modules
+from mutua.participant import EarlyStopping, Job, Participant
 from mutua.plan import Plan
 from mutua.result import expect
 from mutua.runs.files import to_json, together
