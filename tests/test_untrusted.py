@@ -27,9 +27,10 @@ from mutua.models import Architecture, architecture
 from mutua.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged
-from mutua.runs.folder import RunFolder, SavedModel
+from mutua.runs.folder import RunFolder
 from mutua.runs.listing import Overview
 from mutua.runs.logs import Events
+from mutua.runs.saved import SavedModel
 
 Finished = Callable[..., tuple[Path, Any]]
 
@@ -438,7 +439,8 @@ from mutua.message import Message
 from mutua.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints
-from mutua.runs.folder import RunFolder, SavedModel
+from mutua.runs.folder import RunFolder
+from mutua.runs.saved import SavedModel
 from mutua.runs.logs import Events
 
 place, run = map(Path, sys.argv[1:])

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from mutua.data.sources import load
 from mutua.errors import InputError
-from mutua.runs.folder import RunFolder, SavedModel
+from mutua.runs.folder import RunFolder
+from mutua.runs.saved import SavedModel
 from mutua.runs.using import export, predict
 
 Finished = Callable[..., tuple[Path, Any]]

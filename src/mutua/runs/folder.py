@@ -14,40 +14,32 @@ stranger had sent it.
 
 from __future__ import annotations
 
-import math
 import platform
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from safetensors import SafetensorError
-from torch import nn
 
 import mutua
-from mutua import untrusted
-from mutua.data.samples import Preprocess, Samples
-from mutua.errors import InputError, MutuaError, RunError
-from mutua.explain import explain
+from mutua.errors import InputError, RunError
 from mutua.federation import Federation
 from mutua.history import History, Row
 from mutua.ledger import Direction, Entry, Ledger
 from mutua.message import Tensors
 from mutua.methods import base
-from mutua.models import Architecture
-from mutua.models.splice import Share
 from mutua.plan import Plan
 from mutua.profile import timed
 from mutua.recipe import Recipe
-from mutua.result import ClientResult, Predictor, Result, reported
+from mutua.result import ClientResult, Result, reported
 from mutua.rounds import (
     Event,
     Reached,
@@ -62,57 +54,12 @@ from mutua.rounds import (
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch, validation
 from mutua.runs.files import Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
-from mutua.spec import Spec
+from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
 
-MOST_INPUTS = 2**26
-"""A model's input is no larger: images are resized to what a card says."""
 BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "lock")
 
 
-class _Kept(Spec):
-    """What a file of a run folder holds; a newer mutua may have put in more."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class Card(_Kept):
-    """What a model is, expects and predicts: enough to rebuild it without mutua."""
-
-    architecture: dict[str, Any]
-    input: Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=3)]
-    dtype: Literal["uint8", "float32"]
-    classes: tuple[str, ...]
-    preprocess: Preprocess
-    formula: str = "(x * scale - mean) / std, by channel"
-    weights: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\.safetensors$")
-    share: Share = "all"
-    client: str | None = None
-    accuracy: float | None = None
-
-    @model_validator(mode="after")
-    def _fits_channels(self) -> Self:
-        if math.prod(self.input) > MOST_INPUTS:
-            raise ValueError(f"input: {self.input}; a sample has at most {MOST_INPUTS} numbers")
-        for name in ("mean", "std"):
-            numbers = getattr(self.preprocess, name)
-            if len(numbers) not in (1, self.input[0]):
-                raise ValueError(f"preprocess.{name}: {len(numbers)} numbers for {self.input[0]} channels")
-        return self
-
-    @classmethod
-    def of(cls, architecture: Mapping[str, Any], samples: Samples, **more: Any) -> Card:
-        """The card of a model that takes such samples."""
-        return cls(
-            architecture=dict(architecture),
-            input=tuple(samples.x.shape[1:]),
-            dtype="uint8" if samples.x.dtype == torch.uint8 else "float32",
-            classes=samples.classes,
-            preprocess=samples.preprocess,
-            **more,
-        )
-
-
-class Record(_Kept):
+class Record(Kept):
     """What run.json holds."""
 
     versions: dict[str, str]
@@ -375,7 +322,7 @@ class RunFolder:
     @property
     def record(self) -> Record:
         """What run.json holds."""
-        return _read(self.path / "run.json", Record)
+        return read(self.path / "run.json", Record)
 
     def rows(self) -> tuple[History, Ledger]:
         """What was measured and what crossed, as far as the run has come."""
@@ -427,79 +374,6 @@ class RunFolder:
         return SavedModel(self.path / "global")
 
 
-class SavedModel:
-    """A folder with weights and a card."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.card = _read(path / "card.json", Card)
-
-    @property
-    def weights(self) -> Tensors:
-        """The arrays of the model that the card describes."""
-        file = self.path / self.card.weights
-        try:
-            return untrusted.array_file(file)
-        except untrusted.Unreadable as error:
-            raise InputError(f"RUN: {file} cannot be read ({reason(error)}); it is damaged or missing") from None
-
-    @property
-    def architecture(self) -> Architecture:
-        """What the model is, where it is one model."""
-        try:
-            return Architecture.of({**self.card.architecture, "share": self.card.share})
-        except InputError as error:
-            raise InputError(f"RUN: {self.path / 'card.json'}: {error}") from None
-
-    @property
-    def template(self) -> Samples:
-        """No samples, but the classes, preprocessing and shape that the model expects."""
-        return Samples(
-            torch.empty(0, *self.card.input, dtype=getattr(torch, self.card.dtype)),
-            torch.empty(0, dtype=torch.long),
-            self.card.classes,
-            self.card.preprocess,
-        )
-
-    @property
-    def image_size(self) -> int | None:
-        """The side to which images are resized for this model; None where it takes no square images."""
-        _, *sides = self.card.input
-        return sides[0] if len(sides) == 2 and sides[0] == sides[1] else None
-
-    def predictor(self) -> Predictor:
-        """The model, ready for raw inputs."""
-        weights = self.weights
-        try:
-            model = self._build(sum(array.nbytes for array in weights.values()))
-            model.load_state_dict(weights)
-        except MutuaError as error:
-            raise InputError(f"RUN: {self.path / 'card.json'}: {error}") from None
-        except Exception as error:  # whatever a damaged card or file makes torch raise
-            raise InputError(f"RUN: {self.path}: weights and card do not fit ({reason(error)})") from error
-        return Predictor(model.eval(), self.template)
-
-    def _build(self, most: int) -> nn.Module:
-        spec, classes = self.card.architecture, len(self.card.classes)
-        if spec.get("name") != "mixture":
-            return self._part(spec, classes, most)
-        from mutua.methods.mixture import Mixture
-
-        expert, personal = (self._part(spec[part], classes, most) for part in ("expert", "personal"))
-        return Mixture(expert, personal, self._part(spec["gate"], 1, most), str(spec["mix"]))
-
-    def _part(self, spec: Mapping[str, Any], classes: int, most: int) -> nn.Module:
-        """One model; of the zoo's none that takes more bytes than `most`, whatever its card says."""
-        samples, architecture = self.template, Architecture.of(spec)
-        build = partial(architecture.build, channels=samples.channels, size=samples.size, classes=classes, seed=0)
-        if architecture.registered:
-            with torch.device("meta"):  # where models have shapes but take no memory
-                takes = sum(array.nbytes for array in build().state_dict().values())
-            if takes > most:
-                raise ValueError(f"'{architecture.label}' takes {takes} bytes, the weights have {most}")
-        return build()
-
-
 @cache
 def versions() -> dict[str, str]:
     """Versions of everything that can change a number, and what the processor can do."""
@@ -540,22 +414,6 @@ def filling(path: Path) -> Iterator[Path]:
             made.rmdir()  # which only removes an empty one
 
 
-def put_model(files: Together, folder: Path, groups: Mapping[str, Tensors], card: Card) -> None:
-    """Weights as safetensors, one file a group, and the card."""
-    put_weights(files, folder, groups)
-    files.write(folder / "card.json", to_json(card.model_dump(mode="json")) + "\n")
-
-
-def put_weights(files: Together, folder: Path, groups: Mapping[str, Tensors]) -> None:
-    """Weights as safetensors, one file a group."""
-    from safetensors.torch import save
-
-    for name, arrays in groups.items():
-        # Cloned because safetensors refuses arrays that share memory, as tied weights do.
-        data = save({k: v.contiguous().clone() for k, v in arrays.items()})
-        files.write(folder / f"{name}.safetensors", data)
-
-
 def _equal(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -580,18 +438,6 @@ def _entry(
 
 def _mark(manifest: Manifest, table: Table) -> Mark:
     return manifest.history if table.path.name == "history.csv" else manifest.ledger
-
-
-K = TypeVar("K", bound=_Kept)
-
-
-def _read(path: Path, kind: type[K]) -> K:
-    try:
-        return kind.model_validate(untrusted.from_json(untrusted.text(path)))
-    except ValidationError as error:
-        raise InputError(f"RUN: {path}: {explain(error, kind)}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"RUN: {path} cannot be read ({reason(error)}); it is damaged or missing") from None
 
 
 def dated(name: str, end: str = "", under: Path = Path("runs")) -> Path:

@@ -28,7 +28,8 @@ from mutua.participant import EarlyStopping, Job, Participant
 from mutua.plan import Plan
 from mutua.result import expect
 from mutua.runs.files import to_json, together
-from mutua.runs.folder import Card, RunFolder, SavedModel, filling, put_model
+from mutua.runs.folder import RunFolder, filling
+from mutua.runs.saved import Card, SavedModel, put_model
 
 HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
 

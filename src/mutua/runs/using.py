@@ -16,7 +16,8 @@ from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.result import expect
 from mutua.runs.files import to_json
-from mutua.runs.folder import SavedModel, filling
+from mutua.runs.folder import filling
+from mutua.runs.saved import SavedModel
 
 
 @dataclass(frozen=True)
