@@ -6,8 +6,11 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +21,7 @@ import yaml
 from mutua import stopping
 from mutua.methods import FedAvg, Independent
 from mutua.recipe import expand
+from mutua.runs.files import in_use
 from mutua.sweep import Planned, Sweep
 
 Command = Callable[..., Any]
@@ -147,6 +151,29 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(
         json.loads(line)["event"] for line in (tmp_path / "x/fedavg-0/events.jsonl").read_text().splitlines()
     ]
     assert events.count("begun") == events.count("resumed") == 1
+
+
+def test_workers_end_with_the_sweep_that_is_killed(gridded: Command, tmp_path: Path) -> None:
+    words = ["compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0", "--out", "x", "--workers", "2"]
+    main = "from mutua.cli import main; main()"
+    program = [sys.executable, "-c", main, *words, "--set", "rounds=1000000"]
+    sweep = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    both = [tmp_path / "x" / name for name in ("fml-0", "fedavg-0")]
+
+    def until(true: Callable[[Path], bool]) -> None:
+        end = time.monotonic() + 60
+        while not all(map(true, both)) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert all(map(true, both))
+
+    try:
+        until(lambda run: (run / "recipe.yaml").is_file() and in_use(run))
+        sweep.kill()
+        until(lambda run: not in_use(run))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(sweep.pid, signal.SIGKILL)
+    assert "Traceback" not in sweep.communicate()[1]
 
 
 def test_a_time_budget(gridded: Command, tmp_path: Path) -> None:

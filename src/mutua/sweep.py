@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,8 @@ class _Working:
     def begin(cls, run: Planned, data_dir: Path | None, engine: str) -> _Working:
         context: Any = multiprocessing.get_context("fork" if can_fork() else "spawn")
         line, end = context.Pipe(duplex=False)
+        # A line that a worker holds open would not break when the one who listens is killed.
+        register_after_fork(line, Connection.close)
         process = context.Process(target=_work, args=(run, data_dir, engine, end), name=run.label)
         process.start()
         end.close()  # so that the line ends when the process does
@@ -302,24 +305,29 @@ def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) ->
     torch.set_num_threads(1)
     teller = _Teller(run, line)
     try:
-        federation = run.recipe.federation(data_dir)
-        for note in prepared(run.recipe.method, federation, run.recipe).notes:
-            teller.tell("note", note)
-        if run.newcomer:
-            federation, newcomer = without_last(federation)
-        if not (run.path / "run.json").is_file():
-            execute(run.recipe, federation, _folder(run), engine=engine, workers=1, callbacks=[teller])
-        if run.newcomer:
-            for how in HOWS:
-                join_client(
-                    RunFolder.open(run.path), newcomer, how=how, seed=run.seed, out=_cleared(run.path, how)
-                )
-        teller.tell("done", teller.standing)
+        _run(run, data_dir, engine, teller)
+        ended = "done", teller.standing
     except KeyboardInterrupt:
-        teller.tell("stopped", "stopped by SIGTERM")
+        ended = "stopped", "stopped by SIGTERM"
     except MutuaError as error:
         stopped = isinstance(error.__context__, KeyboardInterrupt)
-        teller.tell("stopped" if stopped else "failed", str(error).partition("; to go on:")[0])
+        ended = "stopped" if stopped else "failed", str(error).partition("; to go on:")[0]
+    with suppress(KeyboardInterrupt):  # nobody watches any more
+        teller.tell(*ended)
+
+
+def _run(run: Planned, data_dir: Path | None, engine: str, teller: _Teller) -> None:
+    federation = run.recipe.federation(data_dir)
+    for note in prepared(run.recipe.method, federation, run.recipe).notes:
+        teller.tell("note", note)
+    if run.newcomer:
+        federation, newcomer = without_last(federation)
+    if not (run.path / "run.json").is_file():
+        execute(run.recipe, federation, _folder(run), engine=engine, workers=1, callbacks=[teller])
+    if run.newcomer:
+        for how in HOWS:
+            out = _cleared(run.path, how)
+            join_client(RunFolder.open(run.path), newcomer, how=how, seed=run.seed, out=out)
 
 
 def _cleared(run: Path, how: str) -> Path:
