@@ -38,7 +38,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with both sides' means and deviations, the paired difference and the verdict."""
+    """A claim with both sides' means and deviations over the same seeds, the paired difference and the verdict."""
 
     text: str
     control: bool
@@ -133,19 +133,19 @@ class Reproduction:
     def table(self) -> list[Beside]:
         """What the paper prints beside ours; then what claims measure in cells of which it prints nothing."""
         printed = [(v.cell, v.measure, v.value, v.spread) for v in self.item.published.values]
-        told = {(tuple(cell.items()), measure) for cell, measure, *_ in printed}
+        told = {(frozenset(cell.items()), measure) for cell, measure, *_ in printed}
         claimed = dict.fromkeys(m for claim in self.item.claims for m in (claim.measure, claim.than_measure) if m)
         silent = [
             (cell.labels, measure, None, None)
             for measure in claimed
             for cell, _ in self.cells
-            if (tuple(cell.labels.items()), measure) not in told
+            if (frozenset(cell.labels.items()), measure) not in told
         ]
         rows = []
         for labels, measure, value, spread in [*printed, *silent]:
             name = self._name(labels)
-            if name is not None:
-                ours = Spread.of(list(self.values(labels, measure).values()))
+            ours = Spread.of(list(self.values(labels, measure).values()))
+            if name is not None and (value, ours.mean) != (None, None):
                 rows.append(Beside(name, measure, value, spread, ours.mean, ours.sd, ours.n))
         return rows
 
@@ -168,8 +168,8 @@ class Reproduction:
         than = claim.better if claim.than is None else claim.than
         sides = (claim.better, claim.measure), (than, claim.than_measure or claim.measure)
         a, b = self.values(*sides[0]), self.values(*sides[1])
-        ours = Spread.of(list(a.values())), Spread.of(list(b.values()))
         both = [seed for seed in a if seed in b]
+        ours = Spread.of([a[seed] for seed in both]), Spread.of([b[seed] for seed in both])
         if Measure.of(claim.measure).name in REACHING:
             # One that never got there took at least its whole length, which counts if the other one did.
             all_a, all_b = self.values(*sides[0], whole=True), self.values(*sides[1], whole=True)
@@ -180,7 +180,6 @@ class Reproduction:
         first = [a[seed] for seed in both]
         second = [None if b[seed] is None else claim.times * b[seed] for seed in both]  # type: ignore[operator]
         found = Difference.of_pairs(second, first) if claim.lower else Difference.of_pairs(first, second)
-        found = found.shifted(claim.margin)
         there = all(self._name(labels) is not None for labels, _ in sides)
         return Judged(
             text=claim.text,
@@ -192,13 +191,13 @@ class Reproduction:
             low=found.low,
             high=found.high,
             seeds=found.n,
-            verdict=found.verdict if both else "not run" if there else "not at this scale",
+            verdict=found.shifted(claim.margin).verdict if both else "not run" if there else "not at this scale",
         )
 
     def _printed(self, labels: Labels, measure: str) -> float | None:
-        """What the paper prints of these cells, their mean if there are several."""
-        values = self.item.published.values
-        return _mean([v.value for v in values if v.measure == measure and labels.items() <= v.cell.items()])
+        """What the paper prints of the cells that run at this scale, their mean if there are several."""
+        mine = [v for v in self.item.published.values if v.measure == measure and self._name(v.cell) is not None]
+        return _mean([v.value for v in mine if labels.items() <= v.cell.items()])
 
 
 def place(name: str, scale: Scale, out: Path) -> Path:
