@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -127,6 +128,7 @@ def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
     [once, _] = thrice["ours"][0]
     assert once > 0 and (thrice["verdict"], thrice["difference"]) == ("holds", pytest.approx(3 * once - once))
     assert (control["control"], control["verdict"], control["difference"]) == (True, "not at this scale", None)
+    assert control["paper"] == [77.7, 12.5]
     assert better["paper"] == [99.9, 12.5]
 
     for said in (
@@ -181,8 +183,11 @@ def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(papers: Comm
 
     assert papers("reproduce", "--write", "page.md", "--out", "out").code == 0
     page = (tmp_path / "page.md").read_text()
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    assert [row[5] for row in rows[1:]] == [record["claims"][0]["verdict"], "not run", "not run"]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    verdicts = [row[5] for row in rows if len(row) > 5]
+    assert verdicts == ["verdict", record["claims"][0]["verdict"], "not run", "not run"]
+    [cell] = [row for row in rows if row[:2] == ["newcomer", "all"]]
+    assert cell[2].startswith(f"{100 * record['clients']['all']['worst']['mean']:.1f} ±") and cell[4] == "–"
     assert f"1 of 3 items were run, in {record['minutes']:.0f} minutes in all." in page
     assert "## ours" in page
 
@@ -259,3 +264,23 @@ def test_the_papers_numbers_are_of_the_cells_that_run(papers: Command, monkeypat
     # Both sides over the same two seeds, as their difference is.
     assert [mean for mean, _ in first.ours] == pytest.approx([30, 20])
     assert (first.seeds, first.difference) == (2, pytest.approx(10))
+
+
+def test_a_page_is_of_the_items_as_they_are_now(papers: Command, tmp_path: Path) -> None:
+    assert papers("reproduce", "ours/table-1", "--seeds", "2", *OUT).code == 0
+    path = recipes.FOLDER / "ours" / "table-1.yaml"
+    tree = yaml.safe_load(path.read_text())
+    tree["claims"] = [{**tree["claims"][0], "text": "as it is said now"}]
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    shutil.rmtree(tmp_path / "out/ours/table-1/alone-large-1")
+    assert papers("reproduce", "--write", "page.md", "--out", "out").code == 0
+    [row] = [line for line in (tmp_path / "page.md").read_text().splitlines() if "as it is said now" in line]
+    assert "1 of 3 items were run (1 in part), in" in (tmp_path / "page.md").read_text()
+    assert "table-1 (Table 9), 7 of 8 runs" in row and "| cannot tell | 1 |" in row
+
+    # Runs of another recipe are none of this item.
+    tree["laptop"]["set"]["rounds"] = 2
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    done = papers("reproduce", "--write", "page.md", "--out", "out")
+    assert done.code == 0 and "ours/table-1: --out: out/ours/table-1/FedAvg-small-0 is of another" in done.err
+    assert (tmp_path / "page.md").read_text().count("| not run |") == 3

@@ -86,7 +86,7 @@ class Reproduction:
         return 0.0 if found is None else float(found["minutes"])
 
     def record(self, minutes: float) -> dict[str, Any]:
-        """All that is to be known of the item: what `--write` makes its page of."""
+        """All that is to be known of the item."""
         return {
             "item": self.name,
             "title": self.item.title,
@@ -100,6 +100,7 @@ class Reproduction:
             "doubt": self.item.published.doubt,
             "values": [asdict(row) for row in self.table],
             "claims": [asdict(claim) for claim in self.claims],
+            "clients": {cell: row["clients"] for cell, row in self.sweep.summary().items()},
         }
 
     @property
@@ -195,9 +196,11 @@ class Reproduction:
         )
 
     def _printed(self, labels: Labels, measure: str) -> float | None:
-        """What the paper prints of the cells that run at this scale, their mean if there are several."""
-        mine = [v for v in self.item.published.values if v.measure == measure and self._name(v.cell) is not None]
-        return _mean([v.value for v in mine if labels.items() <= v.cell.items()])
+        """What the paper prints of these cells, of those that run at this scale if any does: their mean."""
+        values = self.item.published.values
+        mine = [v for v in values if v.measure == measure and labels.items() <= v.cell.items()]
+        run = [v for v in mine if self._name(v.cell) is not None]
+        return _mean([v.value for v in run or mine])
 
 
 def place(name: str, scale: Scale, out: Path) -> Path:
@@ -212,6 +215,16 @@ def read(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def again(name: str, scale: Scale, out: Path) -> dict[str, Any] | None:
+    """What the runs that are there say of the item as it is now; None where there are none."""
+    found = read(place(name, scale, out))
+    if found is None:
+        return None
+    one = Reproduction(name, scale, found["seeds"], out)
+    one.sweep.check_recipes()
+    return one.record(found["minutes"])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -148,13 +148,18 @@ class Sweep:
         nearest = max(found, key=lambda r: len(r.cell.labels.items() & run.cell.labels.items()), default=None)
         return None if nearest is None else self.numbers(nearest)
 
-    def check(self, data_dir: Path | None, field: str) -> None:
-        """Refuse, before anything runs, what cannot; `field` is where the cells come from."""
-        held: tuple[Any, Federation | None] = None, None
+    def check_recipes(self) -> None:
+        """Refuse a folder that has runs of other recipes."""
         for run in self.runs:
             begun = (run.path / "recipe.yaml").is_file()
             if begun and RunFolder(run.path).recipe.dump() != run.recipe.dump():
                 raise InputError(f"--out: {run.path} is of another recipe; name another folder or remove it")
+
+    def check(self, data_dir: Path | None, field: str) -> None:
+        """Refuse, before anything runs, what cannot; `field` is where the cells come from."""
+        self.check_recipes()
+        held: tuple[Any, Federation | None] = None, None
+        for run in self.runs:
             if run.finished or run.seed != self.runs[0].seed:
                 continue
             key = [getattr(run.recipe, name) for name in FEDERATION]

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mutua import recipes, reproduce
+from mutua.compare import OVER_CLIENTS
+from mutua.errors import InputError
 from mutua.measures import COUNTS, Measure
 from mutua.reports import console
 from mutua.reproduce import Reproduction
@@ -16,10 +18,16 @@ PAGE = """# Reproduction
 
 Written by `mutua reproduce`; no number in it is typed by hand. Every item is a table, a figure or a claim in
 words of a paper, at scale *laptop*: the same structure with fewer rounds, samples or clients; what was cut is
-said below each table. *Difference* is paired over seeds, with a 95 % interval (Student's t). A claim *holds*
-where the whole interval is above 0, *does not hold* where it is below, and else one *cannot tell*. A *control*
-is no claim of the paper: it explains one. Accuracies are percentages. How to run any of it:
-[comparing.md](comparing.md#reproducing-papers).
+said below each table. *Paper* and *ours* are means of the same cells, the first against the second;
+*difference* is paired over seeds, with a 95 % interval (Student's t). A claim *holds* where the whole interval
+is above 0, *does not hold* where it is below, and else one *cannot tell*. Where a claim allows for so many
+points, the interval is held against minus those; where it names a factor, the difference is to so many times
+the second. Each interval stands for itself: of forty claims without any effect about one holds, and one does
+not hold, by chance. A *control* is no claim of the paper: it explains one. Accuracies are percentages. How to
+run any of it: [comparing.md](comparing.md#reproducing-papers).
+"""
+CLIENTS = """Over clients, by their predictors' accuracy on own test data: the worst client, the standard deviation
+over clients and, where an item trains them alone too, the share of clients that are better off than alone:
 """
 
 
@@ -56,7 +64,9 @@ def show(done: Reproduction, minutes: float) -> None:
     claims = console.table(["claim", "verdict"], ["difference", "95 % interval"])
     for claim in done.claims:
         text = f"control: {claim.text}" if claim.control else claim.text
-        claims.add_row(text, claim.verdict, *difference(claim.difference, claim.low, claim.high, claim.measure))
+        few = f" ({claim.seeds} of {len(done.seeds)} seeds)" if 0 < claim.seeds < len(done.seeds) else ""
+        told = difference(claim.difference, claim.low, claim.high, claim.measure)
+        claims.add_row(text, claim.verdict + few, *told)
     if done.claims:
         console.say("")
         console.out.print(claims)
@@ -80,14 +90,22 @@ def difference(mean: float | None, low: float | None, high: float | None, measur
 
 
 def page(out: Path) -> str:
-    """The page of all items, from what their runs have written down."""
-    records = {name: reproduce.read(reproduce.place(name, "laptop", out)) for name in recipes.names()}
+    """The page of all items as they are now, from the runs that are there."""
+    records = {name: _record(name, out) for name in recipes.names()}
     papers = dict.fromkeys(name.partition("/")[0] for name in records)
     parts = [PAGE, _totals(records)]
     for paper in papers:
         mine = {name: record for name, record in records.items() if name.startswith(f"{paper}/")}
-        parts += [f"## {paper}\n", _rows(mine), _cuts(mine)]
+        parts += [f"## {paper}\n", _rows(mine), _cuts(mine), _clients(mine)]
     return "\n".join(part for part in parts if part)
+
+
+def _record(name: str, out: Path) -> dict[str, Any] | None:
+    try:
+        return reproduce.again(name, "laptop", out)
+    except InputError as error:  # runs of the item as it was are none of the item as it is
+        console.say(f"{name}: {error}", console.err)
+        return None
 
 
 def _totals(records: Mapping[str, dict[str, Any] | None]) -> str:
@@ -95,7 +113,9 @@ def _totals(records: Mapping[str, dict[str, Any] | None]) -> str:
     verdicts = Counter(claim["verdict"] for record in done for claim in record["claims"] if not claim["control"])
     minutes = sum(record["minutes"] for record in done)
     counted = ", ".join(f"{verdict}: {n}" for verdict, n in sorted(verdicts.items())) or "none"
-    return f"{len(done)} of {len(records)} items were run, in {minutes:.0f} minutes in all. Claims: {counted}.\n"
+    part = sum(record["runs"]["finished"] < record["runs"]["planned"] for record in done)
+    run = f"{len(done)} of {len(records)} items were run" + (f" ({part} in part)" if part else "")
+    return f"{run}, in {minutes:.0f} minutes in all. Claims: {counted}.\n"
 
 
 def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
@@ -107,6 +127,8 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
         if record is None:
             lines.append(_line(where, item.title, "", "", "", "not run", "", ""))
             continue
+        if record["runs"]["finished"] < record["runs"]["planned"]:
+            where += f", {record['runs']['finished']} of {record['runs']['planned']} runs"
         if not record["claims"]:
             lines.append(_line(where, item.title, "", "", "", "no claim", "", f"{record['minutes']:.1f}"))
         for i, claim in enumerate(record["claims"]):
@@ -133,3 +155,13 @@ def _cuts(records: Mapping[str, dict[str, Any] | None]) -> str:
         f"- {name}: {'; '.join(record['cut'])}" for name, record in records.items() if record and record["cut"]
     ]
     return "Cut:\n\n" + "\n".join(told) + "\n" if told else ""
+
+
+def _clients(records: Mapping[str, dict[str, Any] | None]) -> str:
+    told = [
+        _line(name.partition("/")[2], cell, *(console.spread(of[key]) for key in OVER_CLIENTS))
+        for name, record in records.items()
+        for cell, of in (record["clients"].items() if record else ())
+    ]
+    head = ["| item | cell | worst client | spread | better off |", "|---|---|---|---|---|"]
+    return CLIENTS + "\n" + "\n".join(head + told) + "\n" if told else ""
