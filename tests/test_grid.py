@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from mutua.errors import InputError
 from mutua.grid import Grid, cells, changed, kept
-from mutua.recipe import Recipe
+from mutua.recipe import Recipe, expand
 
 LONG = {"method": {"FML": {}, "alone": {"method": "independent", "rounds": 3}}}
 
@@ -74,3 +74,10 @@ def test_labels_that_are_kept() -> None:
 def test_grids_that_are_none(tiny: dict[str, Any], given: object, said: str) -> None:
     with pytest.raises(InputError, match=said):
         Recipe.of({**tiny, "grid": given})
+
+
+def test_an_axis_that_undoes_another_is_refused(tiny: dict[str, Any]) -> None:
+    alphas, methods = {"0.3": {"method.alpha": 0.3}, "0.5": {"method.alpha": 0.5}}, {"FML": {"method": "fml"}}
+    assert len(expand(tiny, {"method": methods, "alpha": alphas})) == 2
+    with pytest.raises(InputError, match=r"grid: '0\.3, FML' and '0\.5, FML' are the same run; put an axis that"):
+        expand(tiny, {"alpha": alphas, "method": methods})

@@ -57,6 +57,14 @@ def test_a_laptop_does_less(name: str) -> None:
 
 
 @every_item
+def test_stability_is_of_runs_that_are_long_enough(name: str) -> None:
+    item = recipes.load(name)
+    if any(Measure.of(claim.measure).name == "spread_last_20" for claim in item.claims):
+        for scale in SCALES:
+            assert all(recipe.rounds // recipe.evaluate_every > 20 for _, recipe in item.cells(scale))
+
+
+@every_item
 def test_a_published_number_is_of_one_cell(name: str) -> None:
     item = recipes.load(name)
     cells = [cell for cell, _ in item.cells("paper")]

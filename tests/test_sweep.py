@@ -221,6 +221,11 @@ def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path)
     (tmp_path / "x" / "fml-0").mkdir()
     (tmp_path / "x" / "fml-0" / "lock").touch()
     assert gridded(*words).code == 0
+    # So does a sweep that was killed while it wrote its first results.
+    (tmp_path / "z").mkdir()
+    for name in ("lock", "results.csv.aside"):
+        (tmp_path / "z" / name).touch()
+    assert gridded(*words[:-1], "z").code == 0
 
 
 def test_alone_is_the_same_data_and_the_nearest_cell(

@@ -155,7 +155,7 @@ class Finished:
                 return None if round is None else self._spent(asked, round)
             case "spread_last_20":
                 last = [value for _, value in self.curve(asked.curve)[-20:]]
-                return stdev(last) if len(last) > 1 else None
+                return stdev(last) if len(last) == 20 else None  # fewer would have the start in them
             case "bytes_up" | "bytes_down":
                 entries = [entry for entry in self.ledger if entry.direction == asked.name.removeprefix("bytes_")]
                 turns = {(entry.round, entry.client) for entry in entries}

@@ -259,7 +259,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def expand(tree: Mapping[str, Any], grid: Axes, path: Path | None = None) -> list[tuple[Cell, Recipe]]:
-    """Every cell of a grid with its recipe."""
+    """Every cell of a grid with its recipe; no two are the same run, as where an axis undoes another's changes."""
     plain = {key: value for key, value in tree.items() if key != "grid"}
     found = []
     for cell in cells(grid):
@@ -268,6 +268,14 @@ def expand(tree: Mapping[str, Any], grid: Axes, path: Path | None = None) -> lis
             found.append((cell, Recipe.of(changed(plain, cell.changes, "changes"))))
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+    known: dict[str, Cell] = {}
+    for cell, recipe in found:
+        twin = known.setdefault(recipe.dump(), cell)
+        if twin is not cell:
+            raise InputError(
+                f"{path or 'recipe'}: grid: '{twin.name}' and '{cell.name}' are the same run; put an axis that "
+                "changes less, such as method.alpha, after one that changes more, such as method"
+            )
     return found
 
 

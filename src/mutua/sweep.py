@@ -35,7 +35,7 @@ from mutua.reports.console import standing
 from mutua.rounds import Event, Rejected, RoundEnded, Started
 from mutua.runner import prepared
 from mutua.runs.execute import execute
-from mutua.runs.files import Lock, together
+from mutua.runs.files import ASIDE, Lock, together
 from mutua.runs.folder import BEGUN, RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.stopping import announce, orderly, quiet
@@ -174,7 +174,9 @@ class Sweep:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Have the folder, new or of the same sweep, alone; it goes again where nothing came into it."""
-        begun = self.place.is_dir() and {path.name for path in self.place.iterdir()} in ({"lock"}, set())
+        held = [path.name for path in self.place.iterdir()] if self.place.is_dir() else ["nothing"]
+        # What a sweep leaves that was killed before it had written its first results.
+        begun = all(name == "lock" or name.endswith(ASIDE) for name in held)
         if not begun and not (self.place / MARK).is_file():
             new_folder(self.place)
         lock = Lock(self.place, "--out")
