@@ -143,7 +143,7 @@ def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
         "better off",
     ):
         assert said in done.out
-    assert re.search(rf"^FedAvg, small +predictor +12\.5 ± 0\.5 +{fmean(mine):.1f} ±", done.out, re.MULTILINE)
+    assert re.search(rf"^FedAvg, small +predictor +12\.50 ± 0\.50 +{fmean(mine):.2f} ±", done.out, re.MULTILINE)
     again = papers("reproduce", "ours/table-1", "--seeds", "2", *OUT)
     assert again.code == 0 and "seed 0" not in again.err
     kept = json.loads((tmp_path / "out/ours/table-1/reproduction.json").read_text())

@@ -78,15 +78,21 @@ def number(value: float | None, spread: float | None, measure: str) -> str:
     """A number in its unit, with its spread."""
     if value is None:
         return "–"
-    digits = "{:,.0f}" if Measure.of(measure).name in COUNTS else "{:.1f}"
-    return digits.format(value) if spread is None else f"{digits.format(value)} ± {digits.format(spread)}"
+    digits = _digits(measure)
+    return f"{value:{digits}}" if spread is None else f"{value:{digits}} ± {spread:{digits}}"
 
 
 def difference(mean: float | None, low: float | None, high: float | None, measure: str) -> tuple[str, str]:
     """A difference and its interval."""
-    digits = "{:+,.0f}" if Measure.of(measure).name in COUNTS else "{:+.1f}"
-    told = "–" if mean is None else digits.format(mean)
-    return told, "–" if low is None or high is None else f"{digits.format(low)} to {digits.format(high)}"
+    digits = f"+{_digits(measure)}"
+    told = "–" if mean is None else f"{mean:{digits}}"
+    return told, "–" if low is None or high is None else f"{low:{digits}} to {high:{digits}}"
+
+
+def _digits(measure: str) -> str:
+    """As many as papers print: hundredths of a percent, whole bytes."""
+    name = Measure.of(measure).name
+    return ".1f" if name == "rounds_to" else ",.0f" if name in COUNTS else ".2f"
 
 
 def page(out: Path) -> str:
