@@ -21,7 +21,7 @@ import yaml
 from mutua import stopping
 from mutua.methods import FedAvg, Independent
 from mutua.recipe import expand
-from mutua.runs.files import in_use
+from mutua.runs.files import Lock, in_use
 from mutua.sweep import Planned, Sweep
 
 Command = Callable[..., Any]
@@ -213,6 +213,9 @@ def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path)
     done = gridded(*words, "--set", "rounds=2")
     assert (done.code, done.out) == (2, "")
     assert done.err == "mutua: --out: x/fml-0 is of another recipe; name another folder or remove it\n"
+    held = Lock(tmp_path / "x", "--out")
+    assert re.match(r"mutua: --out: x is in use by another run \(process \d+\)", gridded(*words).err)
+    held.free()
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "mine.txt").touch()
     assert "y is there already and not empty" in gridded(*words[:-1], "y").err
