@@ -214,7 +214,7 @@ def read(folder: Path) -> dict[str, Any] | None:
         found = untrusted.from_json(untrusted.text(folder / RECORD))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and {"seeds", "minutes"} <= found.keys() else None
 
 
 def again(name: str, scale: Scale, out: Path) -> dict[str, Any] | None:
