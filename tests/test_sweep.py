@@ -219,6 +219,9 @@ def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path)
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "mine.txt").touch()
     assert "y is there already and not empty" in gridded(*words[:-1], "y").err
+    (tmp_path / "y" / "results.csv").write_text("mine,too\n")
+    assert "y is there already and not empty" in gridded(*words[:-1], "y").err
+    assert (tmp_path / "y" / "results.csv").read_text() == "mine,too\n"
     # One that was killed before it had written its recipe begins anew.
     shutil.rmtree(tmp_path / "x" / "fml-0")
     (tmp_path / "x" / "fml-0").mkdir()

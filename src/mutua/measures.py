@@ -89,7 +89,14 @@ class Finished:
 
     @cached_property
     def _rows(self) -> tuple[History, Ledger]:
-        return RunFolder.open(self.path).rows()
+        history, ledger = RunFolder.open(self.path).rows()
+        for way, told in self.summary["bytes"].items():  # or a report would say that less was sent than was
+            if (found := ledger.bytes(way)) != told:
+                raise InputError(
+                    f"RUN: {self.path}: ledger.csv is damaged: {found} bytes {way}, {told} by run.json; "
+                    "repeat the run by its recipe.yaml"
+                )
+        return history, ledger
 
     @property
     def history(self) -> History:

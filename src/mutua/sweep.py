@@ -177,7 +177,7 @@ class Sweep:
         held = [path.name for path in self.place.iterdir()] if self.place.is_dir() else ["nothing"]
         # What a sweep leaves that was killed before it had written its first results.
         begun = all(name == "lock" or name.endswith(ASIDE) for name in held)
-        if not begun and not (self.place / MARK).is_file():
+        if not begun and not _marked(self.place / MARK):
             new_folder(self.place)
         lock = Lock(self.place, "--out")
         try:
@@ -377,6 +377,13 @@ class _Teller:
             case RoundEnded():
                 self.standing = standing(event.history)
                 self.tell("round", self.standing, event.round)
+
+
+def _marked(file: Path) -> bool:
+    """Whether it is a sweep's file of results, and not somebody's who calls it so too."""
+    with suppress(OSError, ValueError), file.open(encoding="utf-8") as lines:
+        return lines.readline(2**16).rstrip("\n").endswith(",".join(COLUMNS))
+    return False
 
 
 def _folders(names: Sequence[str]) -> list[str]:

@@ -172,12 +172,12 @@ def told(value: Any) -> str:
 
 def test_results_are_those_of_the_folder_in_every_form(made: Report, text: str, compared: Path) -> None:
     expected = by_hand(compared)
-    [table] = [table for table in made.tables if table.name == "results"]
+    [table] = [table for table in made.tables if table.name == "accuracies"]
     rows = [["method", "seeds", "global", "predictor", "worst", "spread", "better off", "sent"]]
     for method, numbers in expected.items():
         *accuracies, sent = numbers.values()
         rows.append([method, "2", *map(told, accuracies), console.size(sent)])
-    assert Page(text).tables["results"] == rows
+    assert Page(text).tables["accuracies"] == rows
     assert markdown_rows(table.markdown()) == rows
     assert latex_rows(table.latex()) == rows
     for row in csv.DictReader(io.StringIO(table.csv())):
@@ -377,7 +377,7 @@ def test_one_run_has_a_report_too(finished: Runs) -> None:
     made = report(read(folder))
     page = Page(html(made))
     mean = console.percent(result.summary()["mean"]["predictor"]["accuracy"])
-    assert page.tables["results"][1][3] == mean
+    assert page.tables["accuracies"][1][3] == mean
     rows = {row[0]: row[1:] for row in page.tables["clients"][1:]}
     for client in result.summary()["clients"]:
         assert rows[client["id"]] == [console.percent(client["accuracy"][m]) for m in ("predictor", "global")]
@@ -416,8 +416,19 @@ def test_what_a_comparison_lacks_is_left_out_and_said(copied: Path) -> None:
     made = report(read(copied))
     assert "comparison.json is not there: runs are named by their methods" in said(made)
     assert "fedavg-1: stopped after round 3 of 3; it is left out" in said(made)
-    [table] = [table for table in made.tables if table.name == "results"]
+    [table] = [table for table in made.tables if table.name == "accuracies"]
     assert {row[0]: row[1] for row in table.rows} == {"fedavg": 1, "fedprox": 2, "fml": 2, "independent": 2}
+
+
+def test_a_ledger_that_is_not_whole_never_says_that_less_has_left(finished: Runs, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished("fml", rounds=2)[0], tmp_path / "run"))
+    ledger = folder / "ledger.csv"
+    whole = ledger.read_text()
+    for text in (None, "", "x,y\n", "".join(whole.splitlines(keepends=True)[:-1]), whole.rstrip("\n")):
+        ledger.unlink() if text is None else ledger.write_text(text)
+        with pytest.raises(InputError, match=r"^RUN: .*ledger\.csv"):
+            report(read(folder))
+        ledger.touch()
 
 
 def test_runs_that_a_name_does_not_tell_apart_go_by_their_folders(copied: Path) -> None:
@@ -527,7 +538,7 @@ def test_the_pdf_says_what_the_page_says(made: Report, monkeypatch: pytest.Monke
     monkeypatch.setattr(Figure, "text", text)
     data = pdf(made)
     assert data.startswith(b"%PDF") and data.count(b"/Type /Page ") > 3
-    [table] = [table for table in made.tables if table.name == "results"]
+    [table] = [table for table in made.tables if table.name == "accuracies"]
     assert {shown(cell) for row in table.rows for cell in row} <= set(written)
     whole = " ".join(written)
     assert all(section.title in whole for section in made.sections)
@@ -559,11 +570,17 @@ def test_the_command_writes_what_it_is_asked_for(
     files = set(done.out.splitlines())
     assert all(Path(file).stat().st_size > 40 for file in files) and not Path("run/report.html").exists()
     assert {
-        f"tables/{name}.{end}" for name in ("results", "clients", "left") for end in ("tex", "md", "csv")
+        f"tables/{name}.{end}" for name in ("accuracies", "clients", "left") for end in ("tex", "md", "csv")
     } <= files
     for name in ("curve-predictor", "clients-fml", "labels", "trade-off-global"):
         assert Path(f"figures/{name}.svg").read_bytes().startswith(b"<?xml")
         assert Path(f"figures/{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_tables_and_figures_may_lie_beside_the_runs(copied: Path, command: Callable[..., Any]) -> None:
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    assert command("report", copied, "--tables", copied, "--figures", copied).code == 0
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_mistakes_are_one_line(command: Callable[..., Any], finished: Runs, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def _results(study: Study) -> Iterator[Table]:
     remarks.append("sent: bytes that left all clients together")
     title = "Accuracy in %" + (": mean ± standard deviation over seeds" if len(study.seeds) > 1 else "")
     heads = ("seeds", *(MEASURES[name] for name in known), "sent")
-    yield Table("results", title, ("method",), heads, tuple(rows), tuple(remarks))
+    yield Table("accuracies", title, ("method",), heads, tuple(rows), tuple(remarks))
 
 
 def _measured(study: Study, name: str, run: Run) -> float | None:

@@ -103,7 +103,8 @@ class Table:
             lines = iter(lambda: file.readline(LINE), b"")
             try:
                 cells = csv.reader(line.decode() for line in lines if line.endswith(b"\n"))
-                next(cells, None)
+                if next(cells, None) not in (None, list(self.fields)):
+                    raise ValueError("its first line does not name the columns")
                 return [row(*found) for found in cells]
             except (TypeError, ValueError, csv.Error) as error:
                 raise ValueError(f"{self.path.name}: a line is damaged ({error})") from None
