@@ -11,6 +11,23 @@ from typing import Any
 import pytest
 
 Command = Callable[..., Any]
+ODD = """
+class Away:
+    def __init__(self, folder): raise RuntimeError("no server")
+
+class Mute:
+    def __init__(self, folder): pass
+
+class Breaking(Mute):
+    def log(self, round, numbers): raise ValueError("two lines")
+    def close(self): raise ValueError("never called again")
+
+class Unclosable(Mute):
+    def log(self, round, numbers): pass
+    def close(self): raise ValueError("two lines")
+
+number = 3
+"""
 DOCUMENT = Path(__file__).parents[1] / "docs" / "runs.md"
 
 
@@ -62,5 +79,29 @@ def test_loggers_that_are_none(command: Command, tmp_path: Path, monkeypatch: py
     done = command("run", "tiny.yaml", "--log", "tensorboard", "--out", "x")
     assert (done.code, done.out) == (2, "")
     assert done.err == 'mutua: --log: tensorboard is not installed; pip install "mutua[tensorboard]"\n'
-    assert "--log: 'lines' is not of the form" in command("run", "tiny.yaml", "--log", "lines", "--out", "x").err
-    assert not (tmp_path / "x").exists()
+    (tmp_path / "odd_tools.py").write_text(ODD)
+    monkeypatch.delitem(sys.modules, "odd_tools", raising=False)
+    for name, said in (
+        ("lines", "'lines' is not a logger; give tensorboard, or package.module:Class of your own"),
+        ("odd_tools:Nobody", "'odd_tools:Nobody': module odd_tools has no 'Nobody'"),
+        ("odd_tools:number", "'odd_tools:number' cannot be made with the run's folder: TypeError: "),
+        ("odd_tools:Away", "'odd_tools:Away' cannot be made with the run's folder: RuntimeError: no server\n"),
+        ("odd_tools:Mute", "'odd_tools:Mute' has no log; a logger has log(round, numbers) and close()"),
+    ):
+        done = command("run", "tiny.yaml", "--log", name, "--out", "x")
+        assert (done.code, done.out) == (2, "")
+        assert f"mutua: --log: {said}" in done.err and done.err.count("\n") == 1
+        assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["Breaking", "Unclosable"])
+def test_a_logger_that_fails_does_not_stop_the_run(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "odd_tools.py").write_text(ODD)
+    monkeypatch.delitem(sys.modules, "odd_tools", raising=False)
+    done = command("run", "tiny.yaml", "--set", "rounds=2", "--out", "x", "--log", f"odd_tools:{name}", "--json")
+    assert done.code == 0 and json.loads(done.out)["rounds"] == 2
+    assert done.err.count("note: the logger failed (ValueError: two lines); the run goes on without it\n") == 1
+    assert command("run", "tiny.yaml", "--set", "rounds=2", "--out", "y", "--json").code == 0
+    assert history(tmp_path / "x") == history(tmp_path / "y")

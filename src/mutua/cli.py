@@ -168,7 +168,7 @@ def _run(
 ) -> Path | None:
     """The run's folder; None if there was nothing to do."""
     from mutua.faults import Faults
-    from mutua.loggers import Logged, known_logger
+    from mutua.loggers import known_logger
     from mutua.profile import timed
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
@@ -209,7 +209,7 @@ def _run(
         folder = RunFolder.create(loaded.name, loaded.seed, out)
     with console.bars(not as_json) as bars:
         callbacks: list[Callback] = [] if as_json else [ProgressBar(loaded.name, bars)]
-        callbacks += [] if logger is None else [Logged(logger(folder.path))]
+        callbacks += [] if logger is None else [logger(folder.path)]
         result = execute(loaded, federation, folder, engine=engine, workers=workers, callbacks=callbacks)
     if as_json:
         _print_json(result.report())

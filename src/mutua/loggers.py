@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from mutua.errors import InputError
+from mutua.errors import InputError, line
 from mutua.imports import by_path
-from mutua.rounds import Event, Finished, RoundEnded, Stopped
+from mutua.reports.console import show_notes
+from mutua.rounds import Callback, Event, Finished, RoundEnded, Started, Stopped
 
 
 class Logger(Protocol):
@@ -22,24 +24,37 @@ class Logger(Protocol):
 
 
 class Logged:
-    """A callback: gives a logger every number of a round when the round ends."""
+    """A callback: gives a logger every number of a round when the round ends.
+
+    A logger only watches: where it fails, that is said and the run goes on without it.
+    """
 
     def __init__(self, logger: Logger) -> None:
-        self.logger = logger
+        self.logger: Logger | None = logger
 
     def __call__(self, event: Event) -> None:
         """Pass on what the event brings."""
-        match event:
-            case RoundEnded():
-                numbers: dict[str, float] = {
-                    f"{row.split}/{row.metric}/{row.model}/{row.client}": row.value
-                    for row in event.history
-                    if row.round == event.round and row.value is not None
-                }
-                numbers |= {"bytes/up": event.ledger.bytes("up"), "bytes/down": event.ledger.bytes("down")}
-                self.logger.log(event.round, numbers)
-            case Finished() | Stopped():
-                self.logger.close()
+        if self.logger is None:
+            return
+        try:
+            match event:
+                case RoundEnded():
+                    self.logger.log(event.round, _numbers(event))
+                case Finished() | Stopped():
+                    self.logger.close()
+        except Exception as error:  # whatever somebody else's tool raises
+            self.logger = None
+            show_notes([f"the logger failed ({_told(error)}); the run goes on without it"])
+
+
+def _numbers(event: RoundEnded) -> dict[str, float]:
+    newest = list(takewhile(lambda row: row.round == event.round, reversed(event.history.rows)))
+    numbers = {
+        f"{row.split}/{row.metric}/{row.model}/{row.client}": row.value
+        for row in reversed(newest)
+        if row.value is not None
+    }
+    return numbers | {"bytes/up": event.ledger.bytes("up"), "bytes/down": event.ledger.bytes("down")}
 
 
 class TensorBoard:
@@ -60,12 +75,46 @@ class TensorBoard:
         self._writer.close()
 
 
-def known_logger(name: str) -> Callable[[Path], Logger]:
-    """What makes a logger of a run's folder: `tensorboard`, or a class by "package.module:Class"."""
-    if name != "tensorboard":
+def known_logger(name: str) -> Callable[[Path], Callback]:
+    """By a run's folder, the callback of `tensorboard`, or of a class by "package.module:Class"."""
+    make = _maker(name)
+
+    def logged(folder: Path) -> Callback:
+        made: list[Logged] = []
+
+        def callback(event: Event) -> None:
+            if isinstance(event, Started):  # not before: a mistake is then one of a run that has not begun
+                made.append(Logged(_made(name, make, folder)))
+            for one in made:
+                one(event)
+
+        return callback
+
+    return logged
+
+
+def _maker(name: str) -> Callable[[Path], Logger]:
+    if ":" in name:
         return by_path(name, "--log")  # type: ignore[no-any-return]
+    if name != "tensorboard":
+        raise InputError(f"--log: '{name}' is not a logger; give tensorboard, or package.module:Class of your own")
     try:
         import tensorboard  # noqa: F401
     except ImportError:
         raise InputError('--log: tensorboard is not installed; pip install "mutua[tensorboard]"') from None
     return TensorBoard
+
+
+def _made(name: str, make: Callable[[Path], Logger], folder: Path) -> Logger:
+    try:
+        logger = make(folder)
+    except Exception as error:  # whatever somebody else's tool raises
+        raise InputError(f"--log: '{name}' cannot be made with the run's folder: {_told(error)}") from None
+    for function in ("log", "close"):
+        if not callable(getattr(logger, function, None)):
+            raise InputError(f"--log: '{name}' has no {function}; a logger has log(round, numbers) and close()")
+    return logger
+
+
+def _told(error: Exception) -> str:
+    return line(f"{type(error).__name__}: {error}")
