@@ -434,7 +434,32 @@ def test_a_ledger_that_is_not_whole_never_says_that_less_has_left(finished: Runs
 def test_runs_that_a_name_does_not_tell_apart_go_by_their_folders(copied: Path) -> None:
     (copied / "comparison.json").unlink()
     shutil.copytree(copied / "fml-0", copied / "again")
-    assert {"again", "fml-0", "fml"} <= set(read(copied).labels)
+    (copied / "inner").mkdir()
+    shutil.copytree(copied / "fml-0", copied / "inner" / "again")
+    study = read(copied)
+    seeds = {label: [run.seed for run in study.of(label)] for label in study.labels}
+    assert seeds.pop("again") == seeds.pop("inner/again") == [0]
+    assert seeds == dict.fromkeys(("fml", "fedavg", "fedprox", "independent"), [0, 1])
+
+
+def test_runs_of_different_recipes_are_never_taken_for_seeds_of_one(finished: Runs, tmp_path: Path) -> None:
+    shutil.copytree(finished("fml", rounds=2)[0], tmp_path / "long-0")
+    shutil.copytree(finished("fml", rounds=2, seed=1)[0], tmp_path / "long-1")
+    assert read(tmp_path).labels == ["fml"]
+    shutil.copytree(finished("fml", rounds=1, seed=2)[0], tmp_path / "short")
+    assert read(tmp_path).labels == ["long", "short"]
+
+
+def test_a_damaged_run_is_left_out_of_a_comparison_and_said(copied: Path) -> None:
+    (copied / "fml-0" / "run.json").write_text("{")
+    (copied / "fml-1" / "ledger.csv").unlink()
+    (copied / "fedavg-0" / "recipe.yaml").write_text("[")
+    made = report(read(copied))
+    for name in ("fml-0/run.json cannot be read", "fml-1: ledger.csv is damaged", "fedavg-0 has no readable"):
+        assert re.search(rf"{name}.*; it is left out", said(made))
+    (copied / "comparison.json").write_text("{")
+    with pytest.raises(InputError, match=r"comparison\.json cannot be read .*; remove it, and runs are named"):
+        read(copied)
 
 
 @pytest.mark.parametrize("value", [None, "x", [1]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -232,26 +231,61 @@ def _comparison(path: Path) -> Study:
     if not path.is_dir():
         raise InputError(f"RUN: {path} is not a folder; give the one that 'mutua run' or 'mutua compare' named")
     study = Study(path, ())
-    told = untrusted.from_json(untrusted.text(path / COMPARISON))["runs"] if (path / COMPARISON).is_file() else []
+    told = _told(path / COMPARISON)
     if not told:
         study.missing.append(f"{COMPARISON} is not there: runs are named by their methods")
     order = {str(one["method"]): place for place, one in reversed(list(enumerate(told)))}
     runs = []
     overviews, wrong = found(path)
-    study.missing.extend(wrong)
     for overview in overviews:
-        run = Run.of(overview)
+        try:
+            with believing(overview.folder.path):
+                run = Run.of(overview)
+        except InputError as error:
+            wrong.append(str(error))
+            continue
         if run.summary is None:
             study.missing.append(f"{run.path.name}: {_unfinished(overview)}; it is left out")
         else:
             runs.append(_named(run, told))
+    study.missing.extend(f"{why}; it is left out" for why in wrong)
     if not runs:
         raise InputError(
             f"RUN: {path} holds no finished run; give a folder that 'mutua run' or 'mutua compare' named"
         )
-    named = Counter((run.label, run.seed) for run in runs)
-    runs = [run if named[run.label, run.seed] == 1 else replace(run, label=line(run.path.name)) for run in runs]
+    runs = _told_apart(runs, path)
     return replace(study, runs=tuple(sorted(runs, key=lambda run: order.get(run.label, len(told)))))
+
+
+def _told(file: Path) -> list[Mapping[str, Any]]:
+    """What a comparison says of its runs; nothing where there is none."""
+    if not file.is_file():
+        return []
+    try:
+        return list(untrusted.from_json(untrusted.text(file))["runs"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        why = f"cannot be read ({reason(error)}); remove it, and runs are named by their methods"
+        raise InputError(f"RUN: {file} {why}") from None
+
+
+def _told_apart(runs: Sequence[Run], path: Path) -> list[Run]:
+    """Runs of one label that are not one recipe with different seeds go by their folders: CELL, else CELL-SEED."""
+
+    def folder(run: Run) -> str:
+        return line(str(run.path.relative_to(path)))
+
+    for name in (lambda run: folder(run).removesuffix(f"-{run.seed}"), folder):
+        by_label: dict[str, list[Run]] = {}
+        for run in runs:
+            by_label.setdefault(run.label, []).append(run)
+        mixed = {label for label, mine in by_label.items() if not _seeds_of_one(mine)}
+        runs = [replace(run, label=name(run)) if run.label in mixed else run for run in runs]
+    return list(runs)
+
+
+def _seeds_of_one(runs: Sequence[Run]) -> bool:
+    recipes = [{**run.overview.recipe, "seed": 0} for run in runs]
+    return common(recipes) is not None and len({run.seed for run in runs}) == len(runs)
 
 
 def _named(run: Run, told: Sequence[Mapping[str, Any]]) -> Run:
