@@ -314,6 +314,14 @@ def test_labels_are_those_of_the_test_data(made: Report, compared: Path) -> None
     assert picture.title == "Test samples by client and class, seed 0"
 
 
+def test_data_that_differ_have_a_picture_each(finished: Runs, tmp_path: Path) -> None:
+    few, many = ({"data": {"name": "mnist5k", "samples_per_client": n}} for n in (20, 30))
+    for name, method, data in (("a", "fml", few), ("b", "fml", many), ("c", "fedavg", many)):
+        shutil.copytree(finished(method, **data)[0], tmp_path / name)
+    drawn = {p.name: p.title for p in report(read(tmp_path)).pictures if p.name.startswith("labels")}
+    assert [*drawn] == ["labels-a", "labels-b"] and drawn["labels-b"].endswith("seed 0: b")
+
+
 def test_second_labels_of_a_method_take_another_colour(compared: Path, copied: Path) -> None:
     told = json.loads((copied / "comparison.json").read_text())
     for one in told["runs"]:
@@ -439,7 +447,7 @@ def test_runs_that_a_name_does_not_tell_apart_go_by_their_folders(copied: Path) 
     study = read(copied)
     seeds = {label: [run.seed for run in study.of(label)] for label in study.labels}
     assert seeds.pop("again") == seeds.pop("inner/again") == [0]
-    assert seeds == dict.fromkeys(("fml", "fedavg", "fedprox", "independent"), [0, 1])
+    assert seeds == {label: [0, 1] for label in ("fml", "fedavg", "fedprox", "independent")}
 
 
 def test_runs_of_different_recipes_are_never_taken_for_seeds_of_one(finished: Runs, tmp_path: Path) -> None:
@@ -573,9 +581,11 @@ def test_a_wide_table_keeps_within_the_page(monkeypatch: pytest.MonkeyPatch) -> 
     from mutua.reports.paper import PAGE, Paper
 
     paper = Paper()
-    cells = ("word " * 40, *([Spread.of((0.5, 0.25))] * 12))
-    paper.table(Table("t", "A title", ("left",), tuple(f"column {i}" for i in range(12)), (cells,) * 120))
+    cells = ("word " * 40, *([Spread.of((0.5, 0.25))] * 9))
+    heads = tuple(f"FML, optimizer.learning_rate={i}, global" for i in range(9))
+    paper.table(Table("t", "A title", ("left",), heads, (cells,) * 120))
     assert len(paper.pages) > 1
+    assert min(text.get_size() for page in paper.pages for text in page.texts) > 5  # still to be read
     for page in paper.pages:
         page.draw_without_rendering()
         for text in page.texts:

@@ -33,6 +33,8 @@ COLOURS = {
     "fedmd": "#F0E442",
     "centralised": "#000000",
 }
+CLASSES = (*dict.fromkeys(COLOURS.values()), "#882255")
+"""Colours of classes: one more, because so many data sets have ten."""
 LABELS = {"alone": "alone", "fedavg": "FedAvg (global model)", "fml": "FML (personal models)"}
 
 INK, FAINT = "#333333", "#DDDDDD"

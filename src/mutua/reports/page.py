@@ -23,10 +23,11 @@ p {{ max-width: 46rem; margin: .5rem 0; }}
 table {{ border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }}
 thead th {{ border-top: 2px solid #1a1a1a; border-bottom: 1px solid #1a1a1a; vertical-align: bottom; }}
 tbody tr:last-child > * {{ border-bottom: 2px solid #1a1a1a; }}
-th, td {{ text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; }}
-td {{ min-width: 3rem; max-width: 34rem; overflow-wrap: break-word; }}
+th, td {{ text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; overflow-wrap: break-word; }}
+td {{ min-width: 3rem; max-width: 34rem; }}
 tbody th {{ font-weight: 400; white-space: nowrap; }}
-.number {{ text-align: right; white-space: nowrap; }}
+.number {{ text-align: right; }}
+td.number {{ white-space: nowrap; }}
 th:last-child, td:last-child {{ padding-right: 0; }}
 .remarks p {{ font-size: .85rem; color: #444; margin: .1rem 0; }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.5rem;
@@ -37,6 +38,7 @@ figcaption {{ font-size: .9rem; font-weight: 600; color: {INK}; margin-bottom: .
 pre {{ background: #f6f6f6; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem; line-height: 1.4; }}
 summary {{ cursor: pointer; }}
 footer {{ margin-top: 3rem; font-size: .85rem; color: #444; }}
+@media (max-width: 40rem) {{ tbody th {{ white-space: normal; min-width: 7rem; }} }}
 @page {{ margin: 16mm; }}
 @media print {{
   body {{ font-size: 10pt; }}

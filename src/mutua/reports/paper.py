@@ -64,10 +64,12 @@ class Paper:
         self.at += 0.04
 
     def table(self, table: Table) -> None:
-        """A table; long text is broken, and what is still too wide is written smaller."""
+        """A table; long text and headings are broken, and what is still too wide is written smaller."""
         cells = [[told(cell) for cell in row] for row in (table.heads, *table.rows)]
         size, gap = 8.0, 2
         longest = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for i in range(len(table.left), len(longest)):  # of numbers only the heading may be broken
+            longest[i] = max(min(len(cells[0][i]), 12), *(len(row[i]) for row in cells[1:]))
         room = int(ROOM * 72 / size / EM) - gap * (len(longest) - 1)
         for i in sorted(range(len(table.left)), key=lambda i: -longest[i]):
             longest[i] = max(min(longest[i], 14), longest[i] - max(0, sum(longest) - room))

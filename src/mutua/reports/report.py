@@ -215,14 +215,15 @@ def _lines(
             if line is not None:
                 found[study.contender(label) if facet else label] = line
         name = f"{'trade-off' if sent else 'curve'}-{measure}{'-' * bool(facet)}{_slug(facet)}"
-        yield name, CURVES[measure] + (f": {facet}" if facet else ""), found
+        title = CURVES[measure] + ", against bytes" * sent
+        yield name, title + (f": {facet}" if facet else ""), found
 
 
 def _trade_off(study: Study, colour: Mapping[str, str]) -> Iterator[str | Picture]:
     for measure in ("predictor", "global"):
         for name, title, lines in _lines(study, measure, colour, sent=True):
             if any(not line.flat for line in lines.values()):
-                yield pictures.trade_off(name, f"{title}, against bytes", lines)
+                yield pictures.trade_off(name, title, lines)
     if any(not run.ledger.bytes("up") for run in study.runs):
         yield "Who sends no message is a dashed line: its accuracy after the last round."
 
@@ -279,18 +280,19 @@ def _slug(label: str) -> str:
 
 def _labels(study: Study, data: Mapping[str, Federation]) -> Iterator[Picture]:
     """A picture for all that were dealt the same data, with the first seed."""
-    drawn: list[Run] = []
+    dealt: list[tuple[str, Run]] = []
     for facet, members in study.facets.items():
-        run = next((study.of(label)[0] for label in members if study.method(label) != "centralised"), None)
-        if run is None or any(run.same_data(other) for other in drawn):
-            continue
+        for run in (study.of(label)[0] for label in members):
+            if run.method != "centralised" and not any(run.same_data(other) for _, other in dealt):
+                dealt.append((facet or run.label, run))
+    for whose, run in dealt:
         counts, what = run.labels(), "Test"
         if (federation := data.get(run.label)) is not None:
             counts, what = counts_by_client(federation), "Training"
         if counts is not None:
-            drawn.append(run)
-            title = f"{what} samples by client and class, seed {run.seed}{': ' * bool(facet)}{facet}"
-            name = f"labels{'-' * bool(facet)}{_slug(facet)}"
+            name, title = "labels", f"{what} samples by client and class, seed {run.seed}"
+            if len(dealt) > 1:
+                name, title = f"labels-{_slug(whose)}", f"{title}: {whose}"
             yield labels(name, title, counts.train, counts.clients, counts.classes)
 
 
