@@ -64,11 +64,13 @@ def test_labels_that_are_kept() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "grid: {}; it must be"),
-        ({"rounds": []}, r"grid\.rounds: {}; it must be"),
+        ({}, "grid: {}; name what varies, such as"),
+        ({"rounds": []}, r"grid: rounds: \[\]; give values, such as"),
+        ({"rounds": {}}, r"grid: rounds: {}; give values, such as"),
+        ({"method": {"FML": 3}}, r"grid: method\.FML: 3; give what it changes"),
         ({"rounds": [1, 1]}, "grid: rounds: a value stands there twice; name each once"),
-        ({"rounds": 3}, r"grid\.rounds: 3; it must be keys and values"),
-        ([1], r"grid: \[1\]; it must be keys and values"),
+        ({"rounds": 3}, "grid: rounds: 3; give values, such as"),
+        ([1], r"grid: \[1\]; name what varies, such as"),
     ],
 )
 def test_grids_that_are_none(tiny: dict[str, Any], given: object, said: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from mutua.errors import InputError, suggest
 
@@ -19,20 +19,26 @@ Labels = Mapping[str, str]
 
 def _labelled(given: object) -> object:
     """A grid in its long form: a list of values becomes changes of the one key, labelled by the values."""
-    if not isinstance(given, Mapping):
-        return given
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError(f"{given!r}; name what varies, such as {{method.alpha: [0.1, 0.5]}}")
     return {str(axis): _axis(str(axis), labels) for axis, labels in given.items()}
 
 
-def _axis(axis: str, given: object) -> object:
-    if isinstance(given, list):
+def _axis(axis: str, given: object) -> dict[str, object]:
+    if isinstance(given, list) and given:
         labels = [as_label(value) for value in given]
         if len(set(labels)) < len(labels):
             raise ValueError(f"{axis}: a value stands there twice; name each once")
         return dict(zip(labels, ({axis: value} for value in given), strict=True))
-    if isinstance(given, Mapping):
-        return {as_label(label): {} if changes is None else changes for label, changes in given.items()}
-    return given
+    if isinstance(given, Mapping) and given:
+        return {as_label(label): _changes(f"{axis}.{label}", changes) for label, changes in given.items()}
+    raise ValueError(f"{axis}: {given!r}; give values, such as [0.1, 0.5], or labels with what they change")
+
+
+def _changes(label: str, given: object) -> object:
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    raise ValueError(f"{label}: {given!r}; give what it changes, such as {{method.alpha: 0.1}}")
 
 
 def as_label(value: object) -> str:
@@ -49,8 +55,8 @@ def as_labels(given: object) -> object:
 
 Axes = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By axis and label, changes by dotted key."""
-Axis = Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
-Grid = Annotated[dict[str, Axis], BeforeValidator(_labelled), Field(min_length=1)]
+Axis = dict[str, dict[str, Any]]
+Grid = Annotated[dict[str, Axis], BeforeValidator(_labelled)]
 """By axis and label, changes of a recipe by dotted key; `{method.alpha: [0.1, 0.5]}` is short for such."""
 
 

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ from mutua.reports.figures import COLOURS
 from mutua.reports.page import html
 from mutua.reports.paper import pdf
 from mutua.reports.reading import read
-from mutua.reports.report import Report, report
+from mutua.reports.report import Code, Report, report
 from mutua.reports.tables import Bytes, Points, Table
 from mutua.reports.tables import told as shown
 from mutua.stats import Spread
@@ -257,6 +259,19 @@ def test_what_was_run_is_said(text: str) -> None:
     settings = dict(page.tables["settings"])
     assert "method.mu 0.1" in settings["fedprox:mu=0.1"]
     assert "rounds" not in "".join(settings.values())  # which are the same for all
+
+
+def test_the_command_is_told_as_it_was_typed_and_notes_are_not_lost(command: Callable[..., Any]) -> None:
+    words = ("compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0", "--workers", "1", "--out", "a b")
+    odd = ("--set", "partition={kind: shards, clients: 2, shards_per_client: 3}")
+    assert command(*words, *odd).code == 0
+    [repeat] = [section for section in report(read(Path("a b"))).sections if section.title == "To repeat it"]
+    codes = [block.text for block in repeat.blocks if isinstance(block, Code) and not block.folded]
+    assert codes[0] == shlex.join(["mutua", *words, *odd])
+    text = html(report(read(Path("a b"))))
+    assert "mutua run &#x27;a b/fml-0/recipe.yaml&#x27;" in text
+    notes = json.loads(Path("a b/fml-0/run.json").read_text())["notes"]
+    assert notes and all(f"<p>Note: {escape(note)}.</p>" in text for note in notes)
 
 
 # The pictures
@@ -627,7 +642,7 @@ def test_mistakes_are_one_line(command: Callable[..., Any], finished: Runs, tmp_
         (["empty"], "RUN: empty holds no finished run"),
         ([folder, "--html", "file/a.html"], "--html: cannot write to file/a.html"),
         ([folder, "--tables", "file"], "--tables: cannot write to file/"),
-        ([folder, "--figures", "file"], "cannot be written"),
+        ([folder, "--figures", "file"], "--figures: cannot write to file/"),
     ):
         done = command("report", *words)
         assert done.code == 2 and done.out == "" and said in done.err and done.err.count("\n") == 1

@@ -81,10 +81,10 @@ class Picture:
             made.axes[0].set_title(title, loc="left", color=INK, fontsize=11, parse_math=False)
         return made
 
-    def svg(self) -> bytes:
-        """The picture as SVG, its letters as shapes, so that it looks the same everywhere."""
+    def file(self, kind: Literal["svg", "pdf"]) -> bytes:
+        """The picture as a file; an SVG has its letters as shapes, so that it looks the same everywhere."""
         held = io.BytesIO()
-        _render(self.figure(), held, "svg")
+        _render(self.figure(), held, kind)
         return held.getvalue()
 
 

@@ -87,7 +87,7 @@ def _block(block: str | Table | Picture | Code) -> str:
             return block.html()
         case Picture():
             wide = f"max-width: {block.size[0] * 1.15:.1f}in"
-            source = f"data:image/svg+xml;base64,{b64encode(block.svg()).decode()}"
+            source = f"data:image/svg+xml;base64,{b64encode(block.file('svg')).decode()}"
             return (
                 f'<figure id="figure-{escape(block.name)}">\n<figcaption>{escape(block.title)}</figcaption>\n'
                 f'<img style="{wide}" alt="{escape(block.alt)}" src="{source}">\n</figure>\n'

@@ -36,6 +36,10 @@ class Run:
     ledger: Ledger
     numbers: Finished | None
     versions: Mapping[str, str]
+    notes: Sequence[str] = ()
+    """What a reader should know about its data."""
+    command: str | None = None
+    """What was typed to start it, where that is known."""
     cell: Mapping[str, str] = field(default_factory=dict)
     """Its labels by axis, where a grid was run."""
 
@@ -43,12 +47,15 @@ class Run:
     def of(cls, overview: Overview) -> Run:
         """Read its folder."""
         folder = overview.folder
+        begun = [event for event in folder.events.read() if "versions" in event]  # and resumed
+        typed = [line(event["command"]) for event in begun if isinstance(event.get("command"), str)]
+        command = typed[0] if typed else None
         if folder.finished:
-            numbers = Finished(folder.path)
-            rows = numbers.history, numbers.ledger
-            return cls(overview, overview.method, *rows, numbers, folder.record.versions)
-        begun = [event["versions"] for event in folder.events.read() if "versions" in event]
-        return cls(overview, overview.method, *folder.rows(), None, begun[-1] if begun else {})
+            numbers, record = Finished(folder.path), folder.record
+            rows, known = (numbers.history, numbers.ledger), (record.versions, record.notes)
+            return cls(overview, overview.method, *rows, numbers, *known, command)
+        versions = begun[-1]["versions"] if begun else {}
+        return cls(overview, overview.method, *folder.rows(), None, versions, (), command)
 
     @property
     def path(self) -> Path:

@@ -80,7 +80,7 @@ def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
     missing = list(study.missing)
     data = _data(study, data_dir, missing) if load_data else {}
     sections = [
-        Section("What was run", (what_was_run(study), *_settings(study))),
+        Section("What was run", (what_was_run(study), *_notes(study), *_settings(study))),
         Section("Results", (*_results(study), *_differences(study))),
         Section("Learning curves", tuple(_curves(study, colour))),
         Section("Clients", tuple(_clients(study, colour))),
@@ -115,6 +115,12 @@ def _colours(study: Study) -> dict[str, str]:
 
 
 # What was run
+
+
+def _notes(study: Study) -> Iterator[str]:
+    """What the runs have said about their data."""
+    for note in dict.fromkeys(note for run in study.runs for note in run.notes):
+        yield f"Note: {note}."
 
 
 def _settings(study: Study) -> Iterator[Table]:
@@ -381,8 +387,13 @@ def _samples(study: Study, data: Mapping[str, Federation], missing: list[str]) -
 
 
 def _repeat(study: Study, load_data: bool) -> Iterator[str | Code]:
-    yield "Each run's folder holds its full recipe, by which it is repeated to the same bytes:"
-    yield Code("\n".join(f"mutua run {shlex.quote(str(run.path / 'recipe.yaml'))}" for run in study.runs))
+    typed = list(dict.fromkeys(run.command for run in study.runs if run.command))
+    if typed:
+        yield "It was run by:"
+        yield Code("\n".join(typed))
+    yield "Each run's folder holds its full recipe, by which mutua run repeats it to the same bytes."
+    each = "\n".join(f"mutua run {shlex.quote(str(run.path / 'recipe.yaml'))}" for run in study.runs)
+    yield Code(each, folded=f"{len(study.runs)} runs, each by itself" if typed and len(study.runs) > 1 else "")
     yield "This report was made by:"
     yield Code(f"mutua report {shlex.quote(str(study.path))}{' --load-data' * load_data}")
     for versions in {tuple(sorted(run.versions.items())): None for run in study.runs}:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutua.errors import InputError
-from mutua.reports import figures
 from mutua.reports.page import html as as_html
 from mutua.reports.paper import pdf as as_pdf
 from mutua.reports.report import Report
@@ -32,10 +31,8 @@ def write(
                 yield _put("--tables", tables / f"{table.name}.{end}", text)
     if pictures is not None:
         for picture in report.pictures:
-            for end in ("svg", "pdf"):
-                path = pictures / f"{picture.name}.{end}"
-                figures.write(picture.figure(), path)
-                yield path
+            yield _put("--figures", pictures / f"{picture.name}.svg", picture.file("svg"))
+            yield _put("--figures", pictures / f"{picture.name}.pdf", picture.file("pdf"))
 
 
 def _put(option: str, path: Path, data: str | bytes) -> Path:

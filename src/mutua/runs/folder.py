@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -171,7 +172,9 @@ class RunFolder:
             self.write_recipe(recipe)
             about = {"method": recipe.method.name, "seed": recipe.seed, "rounds": recipe.rounds}
             clients = [client.id for client in federation.clients]
-            self.events.add("begun", schema=SCHEMA, **about, clients=clients, versions=versions())
+            self.events.add(
+                "begun", schema=SCHEMA, **about, clients=clients, versions=versions(), command=command()
+            )
             return Standing()
         newest = self.checkpoints.newest
         if newest is not None and newest.data != self._data:
@@ -382,6 +385,12 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):  # not everybody has Opacus
             found[package] = version(package)
     return {**found, "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+
+
+def command() -> str | None:
+    """What was typed, where it was `mutua` and not a program that uses it."""
+    program, *words = sys.argv
+    return shlex.join(["mutua", *words]) if Path(program).stem == "mutua" else None
 
 
 def new_folder(path: Path) -> Path:
