@@ -176,6 +176,17 @@ def test_workers_end_with_the_sweep_that_is_killed(gridded: Command, tmp_path: P
     assert "Traceback" not in sweep.communicate()[1]
 
 
+def test_a_run_that_was_stopped_after_its_last_round_tells_its_numbers_too(
+    gridded: Command, tmp_path: Path
+) -> None:
+    words = ("compare", "tiny.yaml", "--methods", "fml", "--seeds", "0", "--out", "x")
+    first = gridded(*words)
+    (tmp_path / "x" / "fml-0" / "run.json").unlink()
+    again = gridded(*words)
+    [said, said_again] = [re.findall(r"fml, seed 0: round 1/1, .*%.*", done.err) for done in (first, again)]
+    assert said and said == said_again
+
+
 def test_a_time_budget(gridded: Command, tmp_path: Path) -> None:
     done = gridded(*COMPARE, "--minutes", "0")
     assert done.code == 1

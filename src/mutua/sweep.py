@@ -313,7 +313,8 @@ def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) ->
     teller = _Teller(run, line)
     try:
         _run(run, data_dir, engine, teller)
-        ended = "done", teller.standing
+        # From the folder: a run that was stopped after its last round has no round to tell of.
+        ended = "done", standing(Finished(run.path).history)
     except KeyboardInterrupt:
         ended = "stopped", "stopped by SIGTERM"
     except MutuaError as error:
@@ -359,7 +360,6 @@ class _Teller:
     run: Planned
     line: Connection
     rounds: int = 0
-    standing: str = ""
 
     def tell(self, what: str, text: str = "", round: int = 0) -> None:
         try:
@@ -375,8 +375,7 @@ class _Teller:
             case Rejected():
                 self.tell("said", f"round {event.round}: without {event.client}: {event.reason}")
             case RoundEnded():
-                self.standing = standing(event.history)
-                self.tell("round", self.standing, event.round)
+                self.tell("round", standing(event.history), event.round)
 
 
 def _marked(file: Path) -> bool:
