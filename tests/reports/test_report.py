@@ -658,7 +658,7 @@ def test_pooled_data_is_not_called_nothing(finished: Runs) -> None:
 
 def test_cells_as_people_read_them() -> None:
     cells = (Spread.of((0.5, None)), Spread.of((0.25,)), Spread.of((0.25, 0.75)), Bytes(1500), Points(-0.01), 3)
-    assert list(map(shown, cells)) == ["–", "25.0", "50.0 ± 35.4", "1.5 kB", "-1.0", "3"]
+    assert list(map(shown, cells)) == ["–", "25.0", "50.0 ± 35.4", "1.5 kB", "−1.0", "3"]
 
 
 def test_very_different_amounts_are_drawn_on_a_logarithmic_axis() -> None:

@@ -36,7 +36,7 @@ def told(cell: Cell) -> str:
         case Spread():
             return console.spread({"mean": cell.mean, "std": cell.sd})
         case Points():
-            return console.spread({"mean": cell.value, "std": None}, sign=True)
+            return console.spread({"mean": cell.value, "std": None}, sign=True).replace("-", "−")
         case Bytes():
             return console.size(cell.value)
     return str(cell)
@@ -143,6 +143,7 @@ _TEX = {
     "|": r"\textbar{}",
     "±": r"$\pm$",
     "–": "--",
+    "−": "$-$",
     "ε": r"$\varepsilon$",
     "δ": r"$\delta$",
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
