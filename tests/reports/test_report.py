@@ -329,12 +329,18 @@ def test_labels_are_those_of_the_test_data(made: Report, compared: Path) -> None
     assert picture.title == "Test samples by client and class, seed 0"
 
 
-def test_data_that_differ_have_a_picture_each(finished: Runs, tmp_path: Path) -> None:
+def test_data_that_differ_have_a_picture_each(
+    finished: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = SimpleNamespace(fit_transform=lambda x: x[:, :2])
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=lambda **_: plane))
     few, many = ({"data": {"name": "mnist5k", "samples_per_client": n}} for n in (20, 30))
     for name, method, data in (("a", "fml", few), ("b", "fml", many), ("c", "fedavg", many)):
         shutil.copytree(finished(method, **data)[0], tmp_path / name)
-    drawn = {p.name: p.title for p in report(read(tmp_path)).pictures if p.name.startswith("labels")}
-    assert [*drawn] == ["labels-a", "labels-b"] and drawn["labels-b"].endswith("seed 0: b")
+    drawn = {picture.name: picture.title for picture in report(read(tmp_path), load_data=True).pictures}
+    for name in ("labels", "data"):
+        assert [key for key in drawn if key.startswith(name)] == [f"{name}-a", f"{name}-b"]
+        assert drawn[f"{name}-b"].endswith("seed 0: b")
 
 
 def test_second_labels_of_a_method_take_another_colour(compared: Path, copied: Path) -> None:

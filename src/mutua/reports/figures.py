@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-# Okabe and Ito's palette, told apart by colour-blind eyes; one method, one colour, in every picture.
+# Okabe and Ito's palette and three of Tol's, told apart by colour-blind eyes; one method, one colour, everywhere.
 COLOURS = {
     "alone": "#999999",
     "independent": "#999999",
@@ -32,9 +32,11 @@ COLOURS = {
     "mixture": "#CC79A7",
     "fedmd": "#F0E442",
     "centralised": "#000000",
+    "aggregated": "#882255",
+    "dml": "#332288",
+    "finetuned": "#999933",
 }
-CLASSES = (*dict.fromkeys(COLOURS.values()), "#882255")
-"""Colours of classes: one more, because so many data sets have ten."""
+PALETTE = tuple(dict.fromkeys(COLOURS.values()))
 LABELS = {"alone": "alone", "fedavg": "FedAvg (global model)", "fml": "FML (personal models)"}
 
 INK, FAINT = "#333333", "#DDDDDD"
@@ -92,8 +94,7 @@ def colours(methods: Iterable[str]) -> dict[str, str]:
     """A colour for each method: its own of COLOURS, else the next one that no method here owns."""
     methods = list(dict.fromkeys(methods))
     taken = {COLOURS[name] for name in methods if name in COLOURS}
-    palette = dict.fromkeys(COLOURS.values())
-    free = cycle([colour for colour in palette if colour not in taken] or palette)
+    free = cycle([colour for colour in PALETTE if colour not in taken] or PALETTE)
     return {name: COLOURS.get(name) or next(free) for name in methods}
 
 

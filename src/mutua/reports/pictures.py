@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mutua.reports import console
-from mutua.reports.figures import CLASSES, FAINT, INK, MARKERS, WIDTH, Picture, legend, plain
+from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,7 +180,7 @@ def _draw_scatter(
             axes.scatter(behind[:, 0], behind[:, 1], s=2, color=FAINT, linewidths=0, rasterized=True)
         for c in range(len(classes)):
             mine = panel.xy[panel.classes == c]
-            style: Any = {"color": CLASSES[c % len(CLASSES)], "marker": MARKERS[c // len(CLASSES) % len(MARKERS)]}
+            style: Any = {"color": PALETTE[c % len(PALETTE)], "marker": MARKERS[c // len(PALETTE) % len(MARKERS)]}
             dots = axes.scatter(mine[:, 0], mine[:, 1], s=7, linewidths=0, alpha=0.8, rasterized=True, **style)
             if axes is grid[0]:
                 handles.append(dots)

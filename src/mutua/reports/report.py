@@ -97,7 +97,7 @@ def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
     if not any(run.method == "independent" for run in study.runs):
         missing.append("who is better off than alone: there is no run of method independent on the same data")
     sections += [
-        Section("What this report lacks", tuple(missing)),
+        Section("What this report lacks", tuple(dict.fromkeys(missing))),
         Section("To repeat it", tuple(_repeat(study, load_data))),
     ]
     name = str(study.runs[0].section("name") or study.path.name)
@@ -220,9 +220,8 @@ def _lines(
             line = pictures.Line.of([run.curve(measure) for run in runs], colour[label], at)
             if line is not None:
                 found[study.contender(label) if facet else label] = line
-        name = f"{'trade-off' if sent else 'curve'}-{measure}{'-' * bool(facet)}{_slug(facet)}"
-        title = CURVES[measure] + ", against bytes" * sent
-        yield name, title + (f": {facet}" if facet else ""), found
+        name, title = f"{'trade-off' if sent else 'curve'}-{measure}", CURVES[measure] + ", against bytes" * sent
+        yield *_named(name, title, facet), found
 
 
 def _trade_off(study: Study, colour: Mapping[str, str]) -> Iterator[str | Picture]:
@@ -270,7 +269,8 @@ def _bars(study: Study, label: str, colour: str) -> Picture:
         bars["global"] = pictures.Bars(means(runs, "global"), colour, hatched=own)
     if own:
         bars[_served(runs[0])] = pictures.Bars(means(runs, "predictor"), colour)
-    title = f"{label}: accuracy of each client on its own test data"
+    over = ", mean over seeds" if len(runs) > 1 else ""
+    title = f"{label}: accuracy of each client on its own test data{over}"
     return pictures.clients(f"clients-{_slug(label)}", title, ids, bars)
 
 
@@ -286,20 +286,28 @@ def _slug(label: str) -> str:
 
 def _labels(study: Study, data: Mapping[str, Federation]) -> Iterator[Picture]:
     """A picture for all that were dealt the same data, with the first seed."""
-    dealt: list[tuple[str, Run]] = []
-    for facet, members in study.facets.items():
-        for run in (study.of(label)[0] for label in members):
-            if run.method != "centralised" and not any(run.same_data(other) for _, other in dealt):
-                dealt.append((facet or run.label, run))
-    for whose, run in dealt:
+    for whose, run in _dealt(study):
         counts, what = run.labels(), "Test"
         if (federation := data.get(run.label)) is not None:
             counts, what = counts_by_client(federation), "Training"
         if counts is not None:
-            name, title = "labels", f"{what} samples by client and class, seed {run.seed}"
-            if len(dealt) > 1:
-                name, title = f"labels-{_slug(whose)}", f"{title}: {whose}"
-            yield labels(name, title, counts.train, counts.clients, counts.classes)
+            title = f"{what} samples by client and class, seed {run.seed}"
+            yield labels(*_named("labels", title, whose), counts.train, counts.clients, counts.classes)
+
+
+def _dealt(study: Study) -> list[tuple[str, Run]]:
+    """A run for each data that was dealt, and what tells it from the others, where there are others."""
+    found: list[tuple[str, Run]] = []
+    for facet, members in study.facets.items():
+        for run in (study.of(label)[0] for label in members):
+            if run.method != "centralised" and not any(run.same_data(other) for _, other in found):
+                found.append((facet or run.label, run))
+    return found if len(found) > 1 else [("", run) for _, run in found]
+
+
+def _named(name: str, title: str, of: str) -> tuple[str, str]:
+    """Name and title of one of several pictures alike; of the only one where there is nothing to tell."""
+    return (f"{name}-{_slug(of)}", f"{title}: {of}") if of else (name, title)
 
 
 def _left(study: Study) -> Iterator[str | Table]:
@@ -371,12 +379,12 @@ def _samples(study: Study, data: Mapping[str, Federation], missing: list[str]) -
     if not data:
         return
     runs = {label: (study.of(label)[0], federation) for label, federation in data.items()}
-    first, federation = next(iter(runs.values()))
-    draws: dict[str, Callable[[], Picture]] = {
-        "PCA of features": lambda: feature_picture(runs),
-        "UMAP of the data": lambda: data_picture(federation, first.seed),
-    }
-    for what, draw in draws.items():
+    draws: list[tuple[str, Callable[[], Picture]]] = [("PCA of features", partial(feature_picture, runs))]
+    for whose, run in _dealt(study):
+        if run.label in data:
+            named = _named("data", f"UMAP of the clients' training data, seed {run.seed}", whose)
+            draws.append(("UMAP of the data", partial(data_picture, *named, data[run.label])))
+    for what, draw in draws:
         try:
             yield draw()
         except (InputError, ValueError, RuntimeError, AttributeError) as error:

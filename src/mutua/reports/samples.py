@@ -63,7 +63,7 @@ def feature_picture(runs: Mapping[str, tuple[Run, Federation]]) -> Picture:
     return scatter("features", title, panels, first.classes)
 
 
-def data_picture(federation: Federation, seed: int) -> Picture:
+def data_picture(name: str, title: str, federation: Federation) -> Picture:
     """The clients' training data, projected together by UMAP (FMLU, Fig. 2)."""
     project = _umap()
     clients = [client.relabelled(federation.classes) for client in federation.clients]
@@ -77,8 +77,7 @@ def data_picture(federation: Federation, seed: int) -> Picture:
         mine = slice(end - len(samples), end)
         panels.append(Points(client.id, at[mine], y[mine]))
     more = f"; the first {PANELS} clients" if len(clients) > PANELS else ""
-    title = f"UMAP of the clients' training data, seed {seed}{more}"
-    return scatter("data", title, panels, federation.classes, behind=at)
+    return scatter(name, title + more, panels, federation.classes, behind=at)
 
 
 def _umap() -> Any:
