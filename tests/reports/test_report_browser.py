@@ -24,6 +24,12 @@ SEEN = """() => [...document.images].map(image => {
           width: box.width, height: box.height, shown: image.checkVisibility()};
 })"""
 
+BROKEN = """() => [...document.querySelectorAll("thead th")].map(head => {
+  const range = document.createRange();
+  range.selectNodeContents(head);
+  return [head.textContent, range.getClientRects().length];
+}).filter(([text, lines]) => /^[a-z]+$/.test(text) && lines > 1)"""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -64,6 +70,7 @@ def test_the_page_is_whole_at_this_width(browser: Any, page: Path, width: int) -
         assert figure["loaded"] and figure["shown"], figure
         assert figure["left"] >= 0 and figure["right"] <= width, figure
         assert figure["width"] >= min(300, 0.8 * width) and figure["height"] > 50, figure
+    assert tab.evaluate(BROKEN) == []  # no word of a heading
     # What is too wide for the page scrolls within it, and can be reached.
     for table in tab.locator(".table").all():
         box = table.bounding_box()
