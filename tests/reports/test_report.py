@@ -414,6 +414,12 @@ def test_one_run_has_a_report_too(finished: Runs) -> None:
     assert "there is no run of method independent" in page.text
 
 
+def test_one_runs_options_are_said(finished: Runs) -> None:
+    folder, _ = finished({"name": "fml", "beta": {"schedule": "linear", "start": 0.3, "end": 0.7}})
+    options = "combine mean, temperature 1.0, init own, alpha 0.5, beta linear (start 0.3, end 0.7)"
+    assert f"Its options: {options}." in said(report(read(folder)))
+
+
 def test_privacy_is_told_with_its_guarantee(finished: Runs) -> None:
     pytest.importorskip("opacus")
     folder, result = finished("fml", privacy={"clip": 1.0, "noise": 2.0})

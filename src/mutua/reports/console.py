@@ -210,10 +210,11 @@ def options(method: base.Method) -> str:
 
 def section(value: Any) -> str:
     """A section by its name, with its own options in brackets: trimmed-mean (share 0.2)."""
-    if not isinstance(value, dict) or "name" not in value:
+    named = [key for key in ("name", "schedule") if key in value] if isinstance(value, Mapping) else []
+    if not named:
         return str(value)
-    own = ", ".join(f"{key} {inner}" for key, inner in value.items() if key != "name" and inner is not None)
-    return f"{value['name']} ({own})" if own else str(value["name"])
+    own = ", ".join(f"{key} {inner}" for key, inner in value.items() if key not in named and inner is not None)
+    return f"{value[named[0]]} ({own})" if own else str(value[named[0]])
 
 
 def show_result(result: Result) -> None:

@@ -220,8 +220,8 @@ def _lines(
             line = pictures.Line.of([run.curve(measure) for run in runs], colour[label], at)
             if line is not None:
                 found[study.contender(label) if facet else label] = line
-        name, title = f"{'trade-off' if sent else 'curve'}-{measure}", CURVES[measure] + ", against bytes" * sent
-        yield *_named(name, title, facet), found
+        kind, against = ("trade-off", ", against bytes sent") if sent else ("curve", "")
+        yield *_named(f"{kind}-{measure}", CURVES[measure] + against, facet), found
 
 
 def _trade_off(study: Study, colour: Mapping[str, str]) -> Iterator[str | Picture]:

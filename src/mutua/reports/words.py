@@ -17,6 +17,8 @@ def what_was_run(study: Study) -> str:
     first, several = study.runs[0], len(study.runs) > 1
     seeds = f"seed{'s' * (len(study.seeds) > 1)} {listed(map(str, study.seeds))}"
     said = [f"{compared(study)} {'were compared over' if several else 'was run with'} {seeds}."]
+    if len(study.labels) == 1 and (own := _method_words(first)):
+        said.append(f"Its options: {own}.")
     clients = common(list(run.clients) for run in study.runs if run.method != "centralised") or list(first.clients)
     whose = f"The {len(clients)} clients" + (f" ({listed(clients)})" if len(clients) <= 12 else "")
     said.append(f"{whose if clients else 'The clients'} learned from {_same(study, _data_words)}.")
@@ -76,7 +78,7 @@ def _model_words(run: Run) -> str:
         own = [entry["model"] for entry in entries]
     names = [str((model or {}).get("name")) for model in (own if isinstance(own, list) else [own or shared])]
     counts = Counter(names)
-    said = listed(f"{name} ({many})" if len(names) > 1 else name for name, many in counts.items())
+    said = listed(f"{name} ({many})" if many > 1 else name for name, many in counts.items())
     return f"{said}; the global: {shared['name'] if shared else 'none'}"
 
 
@@ -84,6 +86,13 @@ def serves_global(run: Run) -> bool:
     """Whether clients have no model of their own: FedAvg and its like."""
     alike = all(scores["predictor"] == scores["global"] for scores in run.clients.values())
     return alike and uses_global_alone(run.path)
+
+
+def _method_words(run: Run) -> str:
+    given = run.section("method")
+    if not isinstance(given, Mapping):
+        return ""
+    return _words({key: value for key, value in given.items() if key != "name" and value is not None})
 
 
 def _plan_words(run: Run) -> str:
