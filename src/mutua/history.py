@@ -94,6 +94,11 @@ class History:
                 by_round.setdefault(row.round, []).append(row.value)
         return [(round, sum(values) / len(values)) for round, values in sorted(by_round.items())]
 
+    def global_curve(self) -> list[tuple[int, float]]:
+        """By round, the accuracy of the global on the common test set."""
+        rows = self.select(client="global", model="global", split="test", metric="accuracy")
+        return [(row.round, row.value) for row in rows if row.value is not None]
+
     def write(self, path: Path) -> None:
         """The history as a tidy CSV file; an empty value is one that has no meaning."""
         with path.open("w", newline="") as file:

@@ -147,10 +147,9 @@ class Finished:
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """By round, the global on the common test set or the mean over clients on their own."""
-        if name != "global":
-            return self.history.curve("predictor" if name == "predictor" else "global")
-        rows = self.history.select(client="global", model="global", split="test", metric="accuracy")
-        return [(row.round, row.value) for row in rows if row.value is not None]
+        if name == "global":
+            return self.history.global_curve()
+        return self.history.curve("predictor" if name == "predictor" else "global")
 
     def measure(self, asked: Measure, alone: Finished | None = None) -> float | None:
         """One number; None where the run has it not. `alone` is the same clients' run without a federation."""

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from mutua.errors import line
 from mutua.history import SELECTIONS, History, Selection
+from mutua.measures import ABOUT
 from mutua.methods import base
 from mutua.profile import Profile
 from mutua.result import Result
@@ -128,9 +129,8 @@ class ProgressBar:
 
 def standing(history: History) -> str:
     """The newest accuracies: of the global on the common test set, of the clients on their own."""
-    shared = history.select(client="global", metric="accuracy")
-    own = history.curve("predictor")
-    parts = [f"global {percent(shared[-1].value)} %"] if shared else []
+    shared, own = history.global_curve(), history.curve("predictor")
+    parts = [f"global {percent(shared[-1][1])} %"] if shared else []
     parts += [f"clients {percent(own[-1][1])} %"] if own else []
     return ", ".join(parts)
 
@@ -274,24 +274,21 @@ def _loss(summary: dict[str, Any]) -> str:
     return f"loss {loss:.3f}"
 
 
-MEASURES = {
-    "global": "the global on the common test set",
-    "predictor": "the clients' predictors on their own test data",
-    "acc": "their predictors on all clients' test data",
-}
+SHOWN = ("global", "predictor", "acc")
+"""The measures of a comparison that are printed."""
 
 
 def show_comparison(summary: dict[str, Any], selection: Selection = "last", notes: Sequence[str] = ()) -> None:
     """Several methods over seeds: a row a method, and one for its difference to the first."""
     first = next(iter(summary))
-    measures = [key for key in MEASURES if any(_known(row["accuracy"].get(key)) for row in summary.values())]
+    measures = [key for key in SHOWN if any(_known(row["accuracy"].get(key)) for row in summary.values())]
     methods = table(["method"], [*measures, "sent"])
     for label, row in summary.items():
         methods.add_row(label, *(spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"]))
         if label != first:
             differences = (spread(row["difference"][key], sign=True) for key in measures)
             methods.add_row(f"  minus {first}", *differences, "", style="dim")
-    explained = [f"{key}: {MEASURES[key]}" for key in measures]
+    explained = [f"{key}: {ABOUT[key]}" for key in measures]
     title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over seeds"
     show(title, methods, *explained, *notes)
 
@@ -314,7 +311,7 @@ def show_differences(summary: dict[str, Any]) -> None:
     rows = table(["method", "measure"], ["difference", "95 % interval", ""])
     for label in others:
         for measure, found in summary[label]["difference"].items():
-            if measure in MEASURES and found["low"] is not None:
+            if measure in SHOWN and found["low"] is not None:
                 tells = "better" if found["low"] > 0 else "worse" if found["high"] < 0 else "cannot tell"
                 interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
                 rows.add_row(label, measure, f"{100 * found['mean']:+.1f}", interval, tells)

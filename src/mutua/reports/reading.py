@@ -17,7 +17,6 @@ from mutua.history import History
 from mutua.ledger import Ledger
 from mutua.measures import Finished, Measure
 from mutua.privacy import Guarantee
-from mutua.reports.labels import LabelCounts
 from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
 from mutua.stats import Spread
@@ -100,8 +99,7 @@ class Run:
     def curve(self, measure: str) -> dict[int, float]:
         """By round, the global on the common test set, or the mean over clients of their predictors."""
         if measure == "global":
-            rows = self.history.select(client="global", model="global", split="test", metric="accuracy")
-            return {row.round: row.value for row in rows if row.value is not None}
+            return dict(self.history.global_curve())
         metric = "accuracy" if measure == "predictor" else measure
         return dict(self.history.curve("predictor", metric=metric))
 
@@ -124,8 +122,8 @@ class Run:
             return "none"
         return str(Guarantee.of(told))
 
-    def labels(self) -> LabelCounts | None:
-        """Test samples by class, from the clients' confusion matrices."""
+    def labels(self) -> tuple[np.ndarray, list[str], list[str]] | None:
+        """Test samples by client and class, from the clients' confusion matrices; clients; classes."""
         counts: dict[str, dict[str, int]] = {}
         for file in sorted(self.path.glob("clients/*/confusion.json")):
             held = untrusted.from_json(untrusted.text(file))
@@ -135,7 +133,7 @@ class Run:
             return None
         classes = list(dict.fromkeys(name for mine in counts.values() for name in mine))
         table = np.array([[mine.get(name, 0) for name in classes] for mine in counts.values()])
-        return LabelCounts(list(counts), classes, table, [0] * len(counts), table.sum(1).tolist())
+        return table, list(counts), classes
 
     def same_data(self, other: Run) -> bool:
         """Whether both were dealt the same data."""

@@ -289,10 +289,11 @@ def _labels(study: Study, data: Mapping[str, Federation]) -> Iterator[Picture]:
     for whose, run in _dealt(study):
         counts, what = run.labels(), "Test"
         if (federation := data.get(run.label)) is not None:
-            counts, what = counts_by_client(federation), "Training"
+            held = counts_by_client(federation)
+            counts, what = (held.train, held.clients, held.classes), "Training"
         if counts is not None:
-            title = f"{what} samples by client and class, seed {run.seed}"
-            yield labels(*_named("labels", title, whose), counts.train, counts.clients, counts.classes)
+            name, title = _named("labels", f"{what} samples by client and class, seed {run.seed}", whose)
+            yield labels(name, title, *counts)
 
 
 def _dealt(study: Study) -> list[tuple[str, Run]]:
