@@ -203,7 +203,8 @@ def test_what_there_is(papers: Command) -> None:
     assert re.search(r"^ours/table-1 +Table 9 +Two clients$", done.out, re.MULTILINE)
     for words, said in {
         ("reproduce",): "ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them",
-        ("reproduce", "ours/tabel-1"): "ITEM: 'ours/tabel-1' is not an item; did you mean 'ours/table-1'",
+        ("reproduce", "ours/tabel-1"): "ITEM: 'ours/tabel-1' is not an item; did you mean 'ours/table-1'? "
+        "mutua reproduce --list shows all",
         ("reproduce", "--write", "no/page.md"): "--write: cannot write to no/page.md",
     }.items():
         wrong = papers(*words)

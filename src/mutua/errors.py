@@ -40,10 +40,10 @@ def line(text: str, most: int = 2000) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 
 
-def suggest(word: str, known: list[str]) -> str:
-    """`; did you mean 'lenet5'? Known: ...`: the end of an error about a misspelt name."""
+def suggest(word: str, known: list[str], where: str = "") -> str:
+    """`did you mean 'lenet5'? known: ...`: the end of an error about a misspelt name; `where` many are listed."""
     import difflib
 
     close = difflib.get_close_matches(word.lower(), known, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}known: {', '.join(known)}"
+    return hint + (where or f"known: {', '.join(known)}")

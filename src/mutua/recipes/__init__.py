@@ -157,7 +157,8 @@ def chosen(given: Sequence[str]) -> list[str]:
     for name in given:
         mine = [known for known in names() if name in (known, known.partition("/")[0])]
         if not mine:
-            raise InputError(f"ITEM: '{name}' is not an item; {suggest(name, names())}")
+            where = "mutua reproduce --list shows all"
+            raise InputError(f"ITEM: '{name}' is not an item; {suggest(name, names(), where)}")
         found |= dict.fromkeys(mine)
     return list(found)
 
