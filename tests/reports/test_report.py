@@ -209,6 +209,7 @@ def test_differences_to_the_first_have_scipys_intervals(made: Report, compared: 
     for row in rows:
         ours, first = expected[row["method"]][row["measure"]], expected["fml"][row["measure"]]
         interval = stats.ttest_rel(ours, first).confidence_interval(0.95)
+        assert int(row["seeds"]) == len(ours)
         assert float(row["difference"]) == pytest.approx(np.subtract(ours, first).mean())
         assert (float(row["from"]), float(row["to"])) == pytest.approx((interval.low, interval.high))
         assert row["is"] == ("better" if interval.low > 0 else "worse" if interval.high < 0 else "cannot tell")

@@ -181,10 +181,11 @@ def _differences(study: Study) -> Iterator[Table]:
             found = Difference.of_pairs([a.measure(name) for a, _ in pairs], [b.measure(name) for _, b in pairs])
             if found.low is not None:
                 tells = {"holds": "better", "does not hold": "worse"}.get(found.verdict, found.verdict)
-                rows.append((label, first, name, tells, Points(found.mean), Points(found.low), Points(found.high)))
+                points = (Points(value) for value in (found.mean, found.low, found.high))
+                rows.append((label, first, name, tells, found.n, *points))
     if rows:
         title = "Differences in the same seeds, in percentage points, with 95 % intervals"
-        heads = ("difference", "from", "to")
+        heads = ("seeds", "difference", "from", "to")
         remark = "the interval is Student's t over seeds; better or worse: all of it is above or below 0"
         yield Table("differences", title, ("method", "minus", "measure", "is"), heads, tuple(rows), (remark,))
 
