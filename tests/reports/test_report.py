@@ -666,6 +666,13 @@ def test_pooled_data_is_not_called_nothing(finished: Runs) -> None:
     assert table.rows[0][:3] == ("centralised", "all", "all data")
 
 
+def test_data_that_was_made_public_is_told_though_no_message_held_it(finished: Runs) -> None:
+    aggregated, _ = finished("aggregated", public={"share": 0.2})
+    words = "in aggregated a public set, 0.2 of each client's data, with labels, was known to all beforehand."
+    assert words in said(report(read(aggregated)))
+    assert "known to all beforehand" not in said(report(read(finished("fml", rounds=2)[0])))
+
+
 # Small things
 
 

@@ -16,7 +16,7 @@ from mutua.reports.figures import COLOURS, Picture, colours, labels
 from mutua.reports.labels import counts_by_client
 from mutua.reports.reading import Run, Study, believing, common
 from mutua.reports.tables import Bytes, Cell, Points, Table
-from mutua.reports.words import compared, serves_global, what_was_run
+from mutua.reports.words import compared, listed, serves_global, what_was_run
 from mutua.stats import Difference, Spread
 
 if TYPE_CHECKING:
@@ -343,12 +343,26 @@ def _left(study: Study) -> Iterator[str | Table]:
     )
     heads = ("messages", "bytes a message", "bytes")
     yield Table("left", title, ("method", "clients", "kind", "name"), heads, tuple(rows), remarks)
+    yield from _public(study)
     promised = {label: list(dict.fromkeys(run.privacy for run in study.of(label))) for label in study.labels}
     if (same := common(promised.values())) is not None:
         promised = {"Differential privacy": same}
     for label, told in promised.items():
         prefix = "" if same is not None else "differential privacy "
         yield f"{label}: {prefix}{'; '.join(told)}."
+
+
+def _public(study: Study) -> Iterator[str]:
+    """What everybody knew of the clients' data beforehand, which no message tells of."""
+    known: dict[str, list[str]] = {}
+    for label in study.labels:
+        public = study.of(label)[0].section("public")
+        if isinstance(public, Mapping) and public.get("share") is not None:
+            labelled = "with" if public.get("labelled") else "without"
+            told = f"{public['share']} of each client's data, {labelled} labels, was known to all beforehand"
+            known.setdefault(told, []).append(label)
+    for told, of in known.items():
+        yield f"Not in the ledger: in {listed(of)} a public set, {told}."
 
 
 def _pooled(study: Study) -> bool:
