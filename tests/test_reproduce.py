@@ -186,6 +186,7 @@ def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(papers: Comm
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     verdicts = [row[5] for row in rows if len(row) > 5]
     assert verdicts == ["verdict", record["claims"][0]["verdict"], "not run", "not run"]
+    assert [row[1].endswith("; data: cifar10") for row in rows if row[0].startswith("no-data")] == [True]
     [cell] = [row for row in rows if row[:2] == ["newcomer", "all"]]
     assert cell[2].startswith(f"{100 * record['clients']['all']['worst']['mean']:.1f} ±") and cell[4] == "–"
     assert f"1 of 3 items were run, in {record['minutes']:.0f} minutes in all." in page

@@ -131,7 +131,7 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
         item = recipes.load(name)
         where = f"{name.partition('/')[2]} ({item.where})"
         if record is None:
-            lines.append(_line(where, item.title, "", "", "", "not run", "", ""))
+            lines.append(_line(where, f"{item.title}; data: {_data(item)}", "", "", "", "not run", "", ""))
             continue
         if record["runs"]["finished"] < record["runs"]["planned"]:
             where += f", {record['runs']['finished']} of {record['runs']['planned']} runs"
@@ -145,6 +145,13 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
             between = told if interval == "–" else f"{told} ({interval})"
             lines.append(_line(where, text, paper, ours, between, claim["verdict"], str(claim["seeds"]), minutes))
     return "\n".join(lines) + "\n"
+
+
+def _data(item: recipes.Item) -> str:
+    """Which data sets the item's runs learn from."""
+    learned = [recipe for _, recipe in item.cells("laptop")]
+    given = [data for recipe in learned for data in (recipe.data, *(entry.data for entry in recipe.clients or []))]
+    return ", ".join(dict.fromkeys(data.name for data in given if data is not None))
 
 
 def _sides(sides: Sequence[Sequence[float | None]], measure: str) -> str:
