@@ -29,6 +29,8 @@ from mutua.runs.folder import RunFolder
 Command = Callable[..., Any]
 REPORT = {"method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds"}
 
+SAVED = "saved in x\na page of it: mutua report x"
+
 
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
@@ -104,7 +106,7 @@ def test_run_prints_a_table_and_leaves_a_folder(command: Command, tmp_path: Path
     assert done.code == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"tiny-\d{8}-\d{6}-0", folder.name)
-    assert done.out.endswith(f"saved in runs/{folder.name}\n")
+    assert done.out.endswith(f"saved in runs/{folder.name}\na page of it: mutua report runs/{folder.name}\n")
     assert "fml: accuracy (%) on each client's own test data after the last round" in done.out
     assert done.err.splitlines()[-1].startswith("tiny: round 1/1, global ")
     assert max(map(len, done.out.splitlines())) <= 80
@@ -116,7 +118,7 @@ def test_run_prints_a_table_and_leaves_a_folder(command: Command, tmp_path: Path
 def test_json_has_these_keys_and_these_numbers(command: Command, tmp_path: Path, method: str) -> None:
     done = command("run", "tiny.yaml", "--set", f"method={method}", "--seed", "4", "--out", "x", "--json")
     report = json.loads(done.out)
-    assert done.code == 0 and set(report) == REPORT and done.err == "saved in x\n"
+    assert done.code == 0 and set(report) == REPORT and done.err == SAVED + "\n"
     assert (report["method"], report["seed"], report["rounds"]) == (method, 4, 1)
     assert report["seconds"] > 0
     shares = method != "independent"
@@ -244,7 +246,7 @@ def broken_off(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_resume_goes_on_and_says_when_there_is_nothing_to_do(command: Command, broken_off: Path) -> None:
     whole = command("run", "tiny.yaml", "--set", "rounds=3", "--json", "--out", "y")
     done = command("run", "--resume", "x")
-    assert done.code == 0 and done.out.endswith("saved in x\n")
+    assert done.code == 0 and done.out.endswith(SAVED + "\n")
     assert [line.partition(",")[0] for line in done.err.splitlines()] == ["tiny: round 2/3", "tiny: round 3/3"]
     again = command("run", "--resume", "x", "--json")
     assert (again.code, again.err) == (0, "x is finished: there is nothing to go on with\n")
@@ -258,7 +260,7 @@ def test_resume_says_what_it_steps_over(command: Command, broken_off: Path) -> N
     done = command("run", "--resume", "x", "--json")
     assert done.err.splitlines() == [
         f"note: checkpoint {newest.name} is damaged (its checksum is wrong); it is stepped over",
-        "saved in x",
+        *SAVED.splitlines(),
     ]
     assert json.loads(done.out)["rounds"] == 3
 
@@ -357,7 +359,7 @@ def test_compare_as_json(command: Command, tmp_path: Path) -> None:
     words = ["--methods", "fml,fedprox:mu=0.1,fedprox:mu=5,independent", "--seeds", "0,3", "--out", "x", "--json"]
     done = command("compare", "tiny.yaml", *words)
     report = json.loads(done.out)
-    assert done.code == 0 and done.err == "saved in x\n" and set(report) == {"runs", "summary"}
+    assert done.code == 0 and done.err == SAVED + "\n" and set(report) == {"runs", "summary"}
     labels = ["fml", "fedprox:mu=0.1", "fedprox:mu=5", "independent"]
     assert [(one["seed"], one["method"]) for one in report["runs"]] == [
         (s, name) for s in (0, 3) for name in labels
@@ -398,7 +400,7 @@ def test_compare_says_who_uses_the_global_alone(command: Command, tmp_path: Path
     assert "fedprox:mu=1, seed 0: round 1/1, " in done.err
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"tiny-compare-\d{8}-\d{6}", folder.name)
-    assert done.out.endswith(f"saved in runs/{folder.name}\n")
+    assert done.out.endswith(f"saved in runs/{folder.name}\na page of it: mutua report runs/{folder.name}\n")
 
 
 @pytest.mark.parametrize(
@@ -587,7 +589,7 @@ def test_bars_move_in_a_terminal_while_stdout_stays_clean(place: Path) -> None:
         out, _ = process.communicate(timeout=30)
     os.close(ours)
     text = seen.decode()
-    assert process.returncode == 0 and "\x1b" not in out and out.endswith("saved in x\n")
+    assert process.returncode == 0 and "\x1b" not in out and out.endswith(SAVED + "\n")
     assert "starting" in text and "round 3/3" in text and "━" in text and "\x1b[2K" in text
     widths = [len(re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", line)) for line in re.split(r"[\r\n]+", text)]
     assert max(widths) <= 80

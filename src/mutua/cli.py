@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -215,7 +216,7 @@ def _run(
         _print_json(result.report())
     else:
         console.show_result(result)
-    console.say(f"saved in {folder.path}", console.err if as_json else console.out)
+    console.say(_saved(folder.path), console.err if as_json else console.out)
     return folder.path
 
 
@@ -279,12 +280,16 @@ def compare(
         console.show_clients(summary)
         console.show_differences(summary)
     if not outcome.interrupted:
-        console.say(f"saved in {sweep.place}", console.err if as_json else console.out)
+        console.say(_saved(sweep.place), console.err if as_json else console.out)
     if outcome.stopped:
         raise RunError(f"{_stopped(sweep, outcome)} with --out {sweep.place}")
     if outcome.failed:
         told = "; ".join(f"{label}: {why}" for label, why in outcome.failed.items())
         raise RunError(f"{len(outcome.failed)} of {len(sweep.runs)} runs failed: {told}")
+
+
+def _saved(place: Path) -> str:
+    return f"saved in {place}\na page of it: mutua report {shlex.quote(str(place))}"
 
 
 def _stopped(sweep: Sweep, outcome: Outcome) -> str:
