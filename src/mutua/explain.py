@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from mutua.errors import suggest
+from mutua.errors import InputError, suggest
 
 MOST = 10
 """So many complaints are said."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def checked(kind: type[M], tree: Mapping[str, Any], path: Path | None = None) -> M:
+    """What a mapping such as YAML gives says; `path` is where it was read, for complaints."""
+    where = f"{path}: " if path else ""
+    try:
+        return kind.model_validate(dict(tree))
+    except ValidationError as error:
+        raise InputError(where + explain(error, kind)) from None
+    except InputError as error:  # of a method or model, which explain themselves
+        raise InputError(f"{where}{error}") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], at: str = "") -> str:

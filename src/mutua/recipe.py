@@ -16,7 +16,6 @@ from pydantic import (
     Field,
     SerializeAsAny,
     Tag,
-    ValidationError,
     field_serializer,
     field_validator,
     model_validator,
@@ -29,7 +28,7 @@ from mutua.data.samples import Samples
 from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
-from mutua.explain import explain
+from mutua.explain import checked
 from mutua.faults import Faults
 from mutua.federation import Client, Federation
 from mutua.grid import Axes, Cell, Grid, cells, changed, put
@@ -178,13 +177,7 @@ class Recipe(Plan):
     @classmethod
     def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Recipe:
         """The recipe of a mapping such as YAML gives; `path` is where it was read, for complaints."""
-        where = f"{path}: " if path else ""
-        try:
-            return cls.model_validate(dict(tree))
-        except ValidationError as error:
-            raise InputError(where + explain(error, cls)) from None
-        except InputError as error:  # of a method or model, which explain themselves
-            raise InputError(f"{where}{error}") from None
+        return checked(cls, tree, path)
 
     def with_(self, **changes: Any) -> Recipe:
         """The same recipe with some fields changed."""

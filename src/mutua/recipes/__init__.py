@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from mutua.errors import InputError, suggest
-from mutua.explain import explain
+from mutua.explain import checked
 from mutua.grid import Cell, Grid, as_label, as_labels, cells, changed, kept, known
 from mutua.measures import check
 from mutua.recipe import Recipe
@@ -116,13 +116,7 @@ class Item(_Part):
     @classmethod
     def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Item:
         """The item of a mapping such as YAML gives; `path` is where it was read, for complaints."""
-        where = f"{path}: " if path else ""
-        try:
-            return cls.model_validate(dict(tree))
-        except ValidationError as error:
-            raise InputError(where + explain(error, cls)) from None
-        except InputError as error:
-            raise InputError(f"{where}{error}") from None
+        return checked(cls, tree, path)
 
     @classmethod
     def load(cls, path: Path) -> Item:
