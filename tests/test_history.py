@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mutua import methods
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation import Federation
-from mutua.history import History
+from mutua.history import History, Row
 from mutua.recipe import Recipe
 from mutua.runner import run
 
@@ -67,6 +69,30 @@ def test_the_global_is_selected_by_its_mean_over_the_clients_validation_data() -
         history.add(k, "global", "global", "test", "accuracy", common)
     assert history.selected("best", "global", "global", "test", "accuracy") == 0.2
     assert (history.best_round("a", "global"), history.best_round("b", "global")) == (0, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from(["a", "b", "global"]),
+            st.sampled_from(["global", "predictor"]),
+            st.sampled_from(["val", "test"]),
+            st.sampled_from(["accuracy", "loss"]),
+            st.none() | st.floats(0, 1),
+        )
+    )
+)
+def test_the_newest_point_is_the_last_one_of_its_curve(
+    rows: list[tuple[int, str, str, str, str, float | None]],
+) -> None:
+    history = History()
+    for row in sorted(rows, key=lambda row: row[0]):
+        if not history.select(**dict(zip(Row._fields[:5], row[:5], strict=True))):  # a number is measured once
+            history.add(*row)
+    assert history.newest("predictor") == (history.curve("predictor") or [None])[-1]
+    assert history.newest("global") == (history.global_curve() or [None])[-1]
 
 
 # Of runs

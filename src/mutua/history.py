@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -36,6 +34,7 @@ class History:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self._newest: dict[tuple[str, str, str, str], Row] = {}
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -45,7 +44,14 @@ class History:
 
     def add(self, round: int, client: str, model: str, split: str, metric: str, value: float | None) -> None:
         """Add one number."""
-        self.rows.append(Row(round, client, model, split, metric, value))
+        self.extend([Row(round, client, model, split, metric, value)])
+
+    def extend(self, rows: Iterable[Row]) -> None:
+        """Add rows that were measured before."""
+        for row in rows:
+            self.rows.append(row)
+            if row.value is not None:
+                self._newest[row[1:5]] = row
 
     def measured(self, round: int, client: str, model: str, split: str, metrics: Metrics, last: bool) -> None:
         """Add an evaluation: accuracy and loss every time, every metric after the last round."""
@@ -99,9 +105,12 @@ class History:
         rows = self.select(client="global", model="global", split="test", metric="accuracy")
         return [(row.round, row.value) for row in rows if row.value is not None]
 
-    def write(self, path: Path) -> None:
-        """The history as a tidy CSV file; an empty value is one that has no meaning."""
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(Row._fields)
-            writer.writerows(self.rows)
+    def newest(self, model: str) -> tuple[int, float] | None:
+        """The last point of `curve` or, of the global, of `global_curve`: what is asked after every round."""
+        kind, common = (model, "test", "accuracy"), model == "global"
+        found = [row for key, row in self._newest.items() if key[1:] == kind and (key[0] == "global") == common]
+        if not found:
+            return None
+        last = max(row.round for row in found)
+        values = [row.value for row in found if row.round == last and row.value is not None]
+        return last, sum(values) / len(values)

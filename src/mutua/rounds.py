@@ -177,7 +177,7 @@ class Rounds:
         said = self.job.method.reply_bytes(self.federation, self.job.plan)
         self.longest = TOO_LONG * said or LIMIT
         self.drawable = self.federation.drawable(self.job.method.needs_global)
-        self.history.rows += self.standing.history
+        self.history.extend(self.standing.history)
         self.ledger.entries += self.standing.ledger
         self._began = time.perf_counter() - self.standing.seconds
 

@@ -129,9 +129,9 @@ class ProgressBar:
 
 def standing(history: History) -> str:
     """The newest accuracies: of the global on the common test set, of the clients on their own."""
-    shared, own = history.global_curve(), history.curve("predictor")
-    parts = [f"global {percent(shared[-1][1])} %"] if shared else []
-    parts += [f"clients {percent(own[-1][1])} %"] if own else []
+    shared, own = history.newest("global"), history.newest("predictor")
+    parts = [f"global {percent(shared[1])} %"] if shared else []
+    parts += [f"clients {percent(own[1])} %"] if own else []
     return ", ".join(parts)
 
 

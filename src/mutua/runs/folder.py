@@ -331,7 +331,7 @@ class RunFolder:
         """What was measured and what crossed, as far as the run has come."""
         history, ledger = History(), Ledger()
         try:
-            history.rows += self._tables[0].whole(_row)
+            history.extend(self._tables[0].whole(_row))
             ledger.entries += self._tables[1].whole(_entry)
         except (OSError, ValueError) as error:
             raise InputError(f"RUN: {self.path}: {reason(error)}") from None
@@ -429,9 +429,8 @@ def _equal(a: Tensors, b: Tensors) -> bool:
 
 def _accuracy(event: RoundEnded) -> dict[str, float | None]:
     """Of the global on the common test set and of the clients on their own, where the round was evaluated."""
-    found = event.history.select(round=event.round, client="global", split="test", metric="accuracy")
-    own = [value for round, value in event.history.curve("predictor") if round == event.round]
-    return {"global": found[0].value if found else None, "clients": own[0] if own else None}
+    newest = {"global": event.history.newest("global"), "clients": event.history.newest("predictor")}
+    return {of: point[1] if point and point[0] == event.round else None for of, point in newest.items()}
 
 
 def _row(round: str, client: str, model: str, split: str, metric: str, value: str) -> Row:
