@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,17 +49,6 @@ def test_sums_by_direction_client_and_kind() -> None:
     assert ledger.kinds("up") == {"weights: meme": 96, "count: samples": 24}
     assert ledger.kinds("up", "a") == {"weights: meme": 32, "count: samples": 8}
     assert ledger.kinds("down", "b") == {"weights: global": 64}
-
-
-def test_the_file_holds_every_entry(tmp_path: Path) -> None:
-    ledger = Ledger()
-    ledger.record(1, "a", "down", BRIEF)
-    ledger.record(1, "a", "up", Message(meme=MEME))
-    ledger.write(tmp_path / "ledger.csv")
-    with (tmp_path / "ledger.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [list(row.values()) for row in rows] == [[str(field) for field in entry] for entry in ledger]
-    assert list(rows[0]) == ["round", "client", "direction", "kind", "name", "arrays", "values", "bytes"]
 
 
 @pytest.mark.parametrize("method", [FML(), FedAvg(), FedAvg(weights="uniform"), Independent()])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mutua.errors import Refused
@@ -60,13 +58,6 @@ class Ledger:
                 label = f"{e.kind}: {e.name}"
                 totals[label] = totals.get(label, 0) + e.bytes
         return totals
-
-    def write(self, path: Path) -> None:
-        """The ledger as a tidy CSV file."""
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(Entry._fields)
-            writer.writerows(self.entries)
 
 
 def may_leave(message: Message | None, shares: Shares, brief: Message | None) -> None:
