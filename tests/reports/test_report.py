@@ -666,6 +666,11 @@ def test_pooled_data_is_not_called_nothing(finished: Runs) -> None:
     assert table.rows[0][:3] == ("centralised", "all", "all data")
 
 
+def test_where_nothing_is_sent_there_is_no_trade_off_to_speak_of(finished: Runs) -> None:
+    titles = [section.title for section in report(read(finished("independent")[0])).sections]
+    assert "What left each client" in titles and "Accuracy against bytes sent" not in titles
+
+
 def test_data_that_was_made_public_is_told_though_no_message_held_it(finished: Runs) -> None:
     aggregated, _ = finished("aggregated", public={"share": 0.2})
     words = "in aggregated a public set, 0.2 of each client's data, with labels, was known to all beforehand."

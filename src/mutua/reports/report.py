@@ -226,11 +226,14 @@ def _lines(
 
 
 def _trade_off(study: Study, colour: Mapping[str, str]) -> Iterator[str | Picture]:
-    for measure in ("predictor", "global"):
-        for name, title, lines in _lines(study, measure, colour, sent=True):
-            if any(not line.flat for line in lines.values()):
-                yield pictures.trade_off(name, title, lines)
-    if any(not run.ledger.bytes("up") for run in study.runs):
+    drawn = [
+        pictures.trade_off(name, title, lines)
+        for measure in ("predictor", "global")
+        for name, title, lines in _lines(study, measure, colour, sent=True)
+        if any(not line.flat for line in lines.values())
+    ]
+    yield from drawn
+    if drawn and any(not run.ledger.bytes("up") for run in study.runs):
         yield "Who sends no message is a dashed line: its accuracy after the last round."
 
 
