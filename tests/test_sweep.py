@@ -176,6 +176,38 @@ def test_workers_end_with_the_sweep_that_is_killed(gridded: Command, tmp_path: P
     assert "Traceback" not in sweep.communicate()[1]
 
 
+SIGNALLED = """
+import os, signal
+fork = os.fork
+def signalled():
+    child = fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)  # before it is anybody
+    return child
+os.fork = signalled
+from mutua.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0", "--workers", "2"),
+        ("run", "tiny.yaml", "--workers", "2"),
+    ],
+)
+def test_a_signal_at_birth_makes_no_second_copy_of_the_parent(gridded: Command, words: tuple[str, ...]) -> None:
+    program = [sys.executable, "-c", SIGNALLED, *words, "--out", "x"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    if words[0] == "compare":
+        assert done.returncode == 1 and done.stderr.count("to go on: ") == 1
+        assert "mutua: stopped by SIGTERM; 0 of 2 runs are finished" in done.stderr
+    else:  # its workers leave signals to the process that has forked them
+        assert done.returncode == 0 and done.stdout.count("saved in x") == 1
+
+
 def test_a_run_that_was_stopped_after_its_last_round_tells_its_numbers_too(
     gridded: Command, tmp_path: Path
 ) -> None:

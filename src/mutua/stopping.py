@@ -67,6 +67,29 @@ def quiet() -> None:
 
 
 @contextmanager
+def forking() -> Iterator[None]:
+    """Around the start of a process: signals wait, in the new one until it says `heed`.
+
+    One that came before the new process is itself would raise in what it has inherited of this one, and it would
+    go on as a second copy of it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # where nothing is forked either
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def heed() -> None:
+    """In a process that was started within `forking`: hear signals from now on."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+@contextmanager
 def _hearing(open: bool) -> Iterator[None]:
     before, _ears.open = _ears.open, open
     try:

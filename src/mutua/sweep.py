@@ -38,7 +38,7 @@ from mutua.runs.execute import execute
 from mutua.runs.files import ASIDE, Lock, together
 from mutua.runs.folder import BEGUN, RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
-from mutua.stopping import announce, orderly, quiet
+from mutua.stopping import announce, forking, heed, orderly, quiet
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""
@@ -299,7 +299,8 @@ class _Working:
         # A line that a worker holds open would not break when the one who listens is killed.
         register_after_fork(line, Connection.close)
         process = context.Process(target=_work, args=(run, data_dir, engine, end), name=run.label)
-        process.start()
+        with forking():
+            process.start()
         end.close()  # so that the line ends when the process does
         return cls(run, process, line)
 
@@ -312,6 +313,7 @@ def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) ->
     torch.set_num_threads(1)
     teller = _Teller(run, line)
     try:
+        heed()
         _run(run, data_dir, engine, teller)
         # From the folder: a run that was stopped after its last round has no round to tell of.
         ended = "done", standing(Finished(run.path).history)
@@ -320,6 +322,7 @@ def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) ->
     except MutuaError as error:
         stopped = isinstance(error.__context__, KeyboardInterrupt)
         ended = "stopped" if stopped else "failed", str(error).partition("; to go on:")[0]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nothing left to stop
     with suppress(KeyboardInterrupt):  # nobody watches any more
         teller.tell(*ended)
 

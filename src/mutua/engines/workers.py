@@ -25,7 +25,7 @@ import torch
 from mutua.engines.arena import Arena, Block, Parcel, Place
 from mutua.errors import Fault, MutuaError, RunError
 from mutua.profile import Span
-from mutua.stopping import announce, breakable
+from mutua.stopping import announce, breakable, forking, heed
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Workers:
             here, there = context.Pipe()
             given = self._work, self.arena, process, there, [*self.lines, here], os.getpid()
             worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), forking():
                 # Python warns of threads in this process, such as a progress bar's; workers need none of them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 worker.start()
@@ -257,6 +257,7 @@ def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Co
     """A worker's life: until the line is closed."""
     for asked in (signal.SIGINT, signal.SIGTERM):  # to stop in good order is the forking process's affair
         signal.signal(asked, signal.SIG_IGN)
+    heed()
     for other in others:  # else a worker would keep its siblings' lines open after that process's death
         other.close()
     _die_with(parent)
