@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mutua.errors import InputError, suggest
 from mutua.history import History, Row
@@ -191,6 +192,36 @@ class Finished:
         if asked.name == "rounds_to":
             return round
         return sum(e.bytes for e in self.ledger if e.direction == "up" and e.round <= round)
+
+
+class Dealt(Protocol):
+    """A run among others."""
+
+    @property
+    def method(self) -> str:
+        """Its method's name."""
+
+    @property
+    def position(self) -> Mapping[str, str]:
+        """Its place in a grid: a label an axis."""
+
+    @property
+    def dealt(self) -> object:
+        """Which data its clients get, with which seed."""
+
+
+_Run = TypeVar("_Run", bound=Dealt)
+
+
+def alone(run: _Run, runs: Iterable[_Run]) -> _Run | None:
+    """The same clients without each other: the run of `independent` that was dealt the same data.
+
+    Of several that of the nearest cell; none for a run that is no federation.
+    """
+    if run.method in ("independent", "centralised"):
+        return None
+    found = [other for other in runs if other.method == "independent" and other.dealt == run.dealt]
+    return max(found, key=lambda other: len(other.position.items() & run.position.items()), default=None)
 
 
 def check(text: object) -> object:

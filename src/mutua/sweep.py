@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -29,7 +29,7 @@ from mutua.engines.workers import can_fork
 from mutua.errors import InputError, MutuaError
 from mutua.federation import Federation
 from mutua.grid import Cell
-from mutua.measures import Finished, Measure
+from mutua.measures import Finished, Measure, alone
 from mutua.recipe import Recipe
 from mutua.reports.console import standing
 from mutua.rounds import Event, Rejected, RoundEnded, Started
@@ -78,13 +78,21 @@ class Planned:
         found = read_joined(self.path / "newcomers" / (how if how in HOWS else HOWS[0]))
         return found["predictor" if how in HOWS else "alone"]
 
-    def same_data(self, other: Planned) -> bool:
-        """Whether both deal the same data to the same clients."""
-        return self.seed == other.seed and _dealt(self.recipe) == _dealt(other.recipe)
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.recipe.method.name
 
+    @property
+    def position(self) -> Mapping[str, str]:
+        """Its labels by axis."""
+        return self.cell.labels
 
-def _dealt(recipe: Recipe) -> tuple[Any, ...]:
-    return recipe.data, recipe.partition, [(entry.id, entry.data) for entry in recipe.clients or []]
+    @property
+    def dealt(self) -> tuple[Any, ...]:
+        """Which data its clients get."""
+        recipe = self.recipe
+        return self.seed, recipe.data, recipe.partition, [(entry.id, entry.data) for entry in recipe.clients or []]
 
 
 @dataclass(frozen=True)
@@ -141,12 +149,9 @@ class Sweep:
         return self._read.setdefault(run.path, Finished(run.path))
 
     def alone(self, run: Planned) -> Finished | None:
-        """The finished run of `independent` over the same data and seed; of several, that of the nearest cell."""
-        if run.recipe.method.name == "independent":
-            return None
-        found = [r for r in self.finished if r.recipe.method.name == "independent" and r.same_data(run)]
-        nearest = max(found, key=lambda r: len(r.cell.labels.items() & run.cell.labels.items()), default=None)
-        return None if nearest is None else self.numbers(nearest)
+        """The numbers of the finished run in which the same clients train alone."""
+        found = alone(run, self.finished)
+        return None if found is None else self.numbers(found)
 
     def check_recipes(self) -> None:
         """Refuse a folder that has runs of other recipes."""
@@ -276,8 +281,8 @@ class Sweep:
         """By cell's name, what every finished run says of itself, and what is known of its clients together."""
         found = []
         for run in self.finished:
-            numbers, alone = self.numbers(run), self.alone(run)
-            over_clients = {name: numbers.measure(Measure(name), alone) for name in compare.OVER_CLIENTS}
+            numbers, rival = self.numbers(run), self.alone(run)
+            over_clients = {name: numbers.measure(Measure(name), rival) for name in compare.OVER_CLIENTS}
             more = {"cell": dict(run.cell.labels), "over_clients": over_clients}
             found.append((run.cell.name, {**numbers.summary, **more}))
         return found

@@ -15,7 +15,7 @@ from mutua import untrusted
 from mutua.errors import InputError, line
 from mutua.history import History
 from mutua.ledger import Ledger
-from mutua.measures import Finished, Measure
+from mutua.measures import Finished, Measure, alone
 from mutua.privacy import Guarantee
 from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
@@ -39,7 +39,7 @@ class Run:
     """What a reader should know about its data."""
     command: str | None = None
     """What was typed to start it, where that is known."""
-    cell: Mapping[str, str] = field(default_factory=dict)
+    position: Mapping[str, str] = field(default_factory=dict)
     """Its labels by axis, where a grid was run."""
 
     @classmethod
@@ -135,12 +135,9 @@ class Run:
         table = np.array([[mine.get(name, 0) for name in classes] for mine in counts.values()])
         return table, list(counts), classes
 
-    def same_data(self, other: Run) -> bool:
-        """Whether both were dealt the same data."""
-        return self._dealt == other._dealt
-
     @property
-    def _dealt(self) -> list[Any]:
+    def dealt(self) -> list[Any]:
+        """Which data its clients got."""
         entries = [(entry["id"], entry["data"]) for entry in self.section("clients") or []]
         return [self.seed, self.section("data"), self.section("partition"), entries]
 
@@ -177,16 +174,16 @@ class Study:
 
     def contender(self, label: str) -> str:
         """The label's part that names the method, where a grid has other axes too."""
-        return self.of(label)[0].cell.get("method", label)
+        return self.of(label)[0].position.get("method", label)
 
     @property
     def facets(self) -> dict[str, list[str]]:
         """Labels that belong into one picture, by what they have in common on the axes beside the method's."""
         found: dict[str, list[str]] = {}
         for label in self.labels:
-            cell = self.of(label)[0].cell
-            shared = ", ".join(f"{axis} {at}" for axis, at in cell.items() if axis != "method")
-            found.setdefault(shared if "method" in cell else "", []).append(label)
+            position = self.of(label)[0].position
+            shared = ", ".join(f"{axis} {at}" for axis, at in position.items() if axis != "method")
+            found.setdefault(shared if "method" in position else "", []).append(label)
         return found
 
     @property
@@ -195,11 +192,8 @@ class Study:
         return sorted({run.seed for run in self.runs})
 
     def alone(self, run: Run) -> Run | None:
-        """The run of `independent` on the same data with the same seed; of several, that of the nearest cell."""
-        if run.method in ("independent", "centralised"):
-            return None
-        found = [other for other in self.runs if other.method == "independent" and other.same_data(run)]
-        return max(found, key=lambda other: len(other.cell.items() & run.cell.items()), default=None)
+        """The run in which the same clients train alone."""
+        return alone(run, self.runs)
 
     def over_seeds(self, label: str, value: Callable[[Run], Value]) -> Spread:
         """A number of each run of this label."""
@@ -298,7 +292,7 @@ def _named(run: Run, told: Sequence[Mapping[str, Any]]) -> Run:
     own = {key: value for key, value in (run.summary or {}).items() if key != "method"}
     for one in told:
         if all(one.get(key) == value for key, value in own.items()):
-            return replace(run, label=str(one["method"]), cell=one.get("cell", {}))
+            return replace(run, label=str(one["method"]), position=one.get("cell", {}))
     return run
 
 

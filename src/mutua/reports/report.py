@@ -305,7 +305,7 @@ def _dealt(study: Study) -> list[tuple[str, Run]]:
     found: list[tuple[str, Run]] = []
     for facet, members in study.facets.items():
         for run in (study.of(label)[0] for label in members):
-            if run.method != "centralised" and not any(run.same_data(other) for _, other in found):
+            if run.method != "centralised" and not any(run.dealt == other.dealt for _, other in found):
                 found.append((facet or run.label, run))
     return found if len(found) > 1 else [("", run) for _, run in found]
 
@@ -381,7 +381,7 @@ def _data(study: Study, data_dir: Path | None, missing: list[str]) -> dict[str, 
     known: list[tuple[Run, Federation]] = []
     for label in study.labels:
         run = study.of(label)[0]
-        federation = next((held for other, held in known if other.same_data(run)), None)
+        federation = next((held for other, held in known if other.dealt == run.dealt), None)
         try:
             federation = federation or run.overview.folder.recipe.federation(data_dir)
         except MutuaError as error:

@@ -44,7 +44,7 @@ def compared(study: Study) -> str:
     said = listed(dict.fromkeys(map(study.contender, study.labels)))
     axes: dict[str, dict[str, None]] = {}
     for run in study.runs:
-        for axis, label in run.cell.items() if "method" in run.cell else ():
+        for axis, label in run.position.items() if "method" in run.position else ():
             axes.setdefault(axis, {})[label] = None
     return said + "".join(f" by {axis} ({listed(of)})" for axis, of in axes.items() if axis != "method")
 
