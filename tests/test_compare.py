@@ -138,10 +138,11 @@ def test_which_methods_use_the_global_alone(finished: Callable[..., tuple[Path, 
 
 
 def one(
-    shared: float | None, own: float | None, up: int = 10, domains: Any = None, seed: int = 0
+    shared: float | None, own: float | None, up: int = 10, domains: Any = None, seed: int = 0, cell: Any = None
 ) -> dict[str, Any]:
     return {
         "seed": seed,
+        "cell": cell or {},
         "selection": "last",
         "global": {"accuracy": shared, "loss": 1.0},
         "mean": {"predictor": {"accuracy": own}},
@@ -196,6 +197,21 @@ def test_seeds_that_one_has_not_are_not_compared() -> None:
     runs = [("x", one(0.5, 0.5, seed=s)) for s in (0, 1, 2)] + [("y", one(0.7, 0.7, seed=s)) for s in (2, 5)]
     assert summarise(runs)["y"]["difference"]["global"]["values"] == pytest.approx([0.2])
     assert summarise([]) == {}
+
+
+def test_differences_are_to_the_first_cell_that_differs_in_nothing_but_the_method() -> None:
+    accuracy = {"easy": {"x": 0.9, "y": 0.8}, "hard": {"x": 0.5, "y": 0.6}}
+    runs = [
+        (f"{method}, {data}", one(shared, shared, cell={"method": method, "data": data}))
+        for data, row in accuracy.items()
+        for method, shared in row.items()
+    ]
+    found = {label: (row["minus"], row["difference"]["global"]["mean"]) for label, row in summarise(runs).items()}
+    assert found["x, easy"] == ("x, easy", 0) and found["x, hard"] == ("x, hard", 0)
+    assert found["y, easy"] == ("x, easy", pytest.approx(-0.1))
+    assert found["y, hard"] == ("x, hard", pytest.approx(0.1))
+    lone = summarise([(str(a), one(0.1 * a, 0.1, cell={"method.alpha": str(a)})) for a in (1, 2, 3)])
+    assert [row["minus"] for row in lone.values()] == ["1"] * 3
 
 
 def test_domains_are_compared_where_all_runs_have_them() -> None:

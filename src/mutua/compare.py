@@ -13,7 +13,7 @@ from typing import Any
 
 from mutua import untrusted
 from mutua.errors import InputError
-from mutua.grid import Cell
+from mutua.grid import Cell, facets
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe import Recipe, expand, read_recipe
@@ -111,11 +111,17 @@ _BySeed = Mapping[int, dict[str, Any]]
 
 
 def summarise(runs: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """By cell: mean and standard deviation over seeds, and the paired difference to the first cell."""
-    labels = list(dict.fromkeys(label for label, _ in runs))
+    """By cell: mean and standard deviation over seeds, and the paired difference to the cell that it names.
+
+    That is the first cell or, where a grid has other axes beside `method`, the first of the same labels there.
+    """
+    beside = facets({label: run["cell"] for label, run in runs}).values()
+    first = {label: members[0] for members in beside for label in members}
     measures = MEASURES + (DOMAINS if runs and all(run["domains"] for _, run in runs) else ())
-    of = {label: {run["seed"]: run for name, run in runs if name == label} for label in labels}
-    return {label: _row(mine, of[labels[0]], measures) for label, mine in of.items()}
+    of: dict[str, dict[int, dict[str, Any]]] = {}
+    for label, run in runs:
+        of.setdefault(label, {})[run["seed"]] = run
+    return {label: {"minus": first[label], **_row(mine, of[first[label]], measures)} for label, mine in of.items()}
 
 
 def _row(mine: _BySeed, first: _BySeed, measures: Sequence[str]) -> dict[str, Any]:

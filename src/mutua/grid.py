@@ -137,3 +137,15 @@ def _key(at: list[Any] | dict[str, Any], step: str, told: str) -> Any:
     if not step.isdigit() or int(step) >= len(at):
         raise InputError(f"{told}: '{step}' is no position in a list of {len(at)}; they count from 0")
     return int(step)
+
+
+def facets(cells: Mapping[str, Labels]) -> dict[str, list[str]]:
+    """The names of cells that stand beside each other, by what they have in common beside their methods.
+
+    Where no axis is the method's, all of them do.
+    """
+    found: dict[str, list[str]] = {}
+    for name, labels in cells.items():
+        shared = ", ".join(f"{axis} {label}" for axis, label in labels.items() if axis != "method")
+        found.setdefault(shared if "method" in labels else "", []).append(name)
+    return found

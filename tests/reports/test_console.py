@@ -132,6 +132,7 @@ def spread(mean: float | None, std: float | None = 0.01) -> dict[str, Any]:
 def test_a_comparison(printed: Callable[[], str]) -> None:
     def row(shared: float | None, own: float, d_shared: float | None, d_own: float) -> dict[str, Any]:
         return {
+            "minus": "fml",
             "accuracy": {"global": spread(shared), "predictor": spread(own)},
             "difference": {"global": spread(d_shared), "predictor": spread(d_own)},
             "bytes": {"up": 1234.0, "down": 0},
@@ -157,7 +158,7 @@ def test_a_comparison(printed: Callable[[], str]) -> None:
 
 def test_a_comparison_of_one_seed_over_domains(printed: Callable[[], str]) -> None:
     cells = {key: spread(0.5, None) for key in ("global", "predictor", "wdp", "cdp", "acc")}
-    console.show_comparison({"fml": {"accuracy": cells, "difference": cells, "bytes": {"up": 0}}})
+    console.show_comparison({"fml": {"minus": "fml", "accuracy": cells, "difference": cells, "bytes": {"up": 0}}})
     lines = [line.split() for line in printed().splitlines()]
     assert ["method", "global", "predictor", "acc", "sent"] in lines
     assert ["fml", "50.0", "50.0", "50.0", "0", "B"] in lines

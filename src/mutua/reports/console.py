@@ -279,15 +279,14 @@ SHOWN = ("global", "predictor", "acc")
 
 
 def show_comparison(summary: dict[str, Any], selection: Selection = "last", notes: Sequence[str] = ()) -> None:
-    """Several methods over seeds: a row a method, and one for its difference to the first."""
-    first = next(iter(summary))
+    """Several methods over seeds: a row a method, and one for its difference to another."""
     measures = [key for key in SHOWN if any(_known(row["accuracy"].get(key)) for row in summary.values())]
     methods = table(["method"], [*measures, "sent"])
     for label, row in summary.items():
         methods.add_row(label, *(spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"]))
-        if label != first:
+        if label != row["minus"]:
             differences = (spread(row["difference"][key], sign=True) for key in measures)
-            methods.add_row(f"  minus {first}", *differences, "", style="dim")
+            methods.add_row(f"  minus {row['minus']}", *differences, "", style="dim")
     explained = [f"{key}: {ABOUT[key]}" for key in measures]
     title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over seeds"
     show(title, methods, *explained, *notes)
@@ -306,17 +305,16 @@ def show_clients(summary: dict[str, Any]) -> None:
 
 
 def show_differences(summary: dict[str, Any]) -> None:
-    """Paired differences to the first row over the same seeds, with 95 % intervals and what they tell."""
-    first, *others = summary
-    rows = table(["method", "measure"], ["difference", "95 % interval", ""])
-    for label in others:
-        for measure, found in summary[label]["difference"].items():
-            if measure in SHOWN and found["low"] is not None:
+    """Paired differences over the same seeds, with 95 % intervals and what they tell."""
+    rows = table(["method", "minus", "measure"], ["difference", "95 % interval", ""])
+    for label, row in summary.items():
+        for measure, found in row["difference"].items():
+            if label != row["minus"] and measure in SHOWN and found["low"] is not None:
                 tells = "better" if found["low"] > 0 else "worse" if found["high"] < 0 else "cannot tell"
                 interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
-                rows.add_row(label, measure, f"{100 * found['mean']:+.1f}", interval, tells)
+                rows.add_row(label, row["minus"], measure, f"{100 * found['mean']:+.1f}", interval, tells)
     if rows.row_count:
-        show(f"\nminus {first}, in the same seeds (percentage points; Student's t)", rows)
+        show("\ndifferences in the same seeds (percentage points; Student's t)", rows)
 
 
 def _known(found: dict[str, Any] | None) -> bool:

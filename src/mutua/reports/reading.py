@@ -13,6 +13,7 @@ import numpy as np
 
 from mutua import untrusted
 from mutua.errors import InputError, line
+from mutua.grid import facets
 from mutua.history import History
 from mutua.ledger import Ledger
 from mutua.measures import Finished, Measure, alone
@@ -179,12 +180,7 @@ class Study:
     @property
     def facets(self) -> dict[str, list[str]]:
         """Labels that belong into one picture, by what they have in common on the axes beside the method's."""
-        found: dict[str, list[str]] = {}
-        for label in self.labels:
-            position = self.of(label)[0].position
-            shared = ", ".join(f"{axis} {at}" for axis, at in position.items() if axis != "method")
-            found.setdefault(shared if "method" in position else "", []).append(label)
-        return found
+        return facets({label: self.of(label)[0].position for label in self.labels})
 
     @property
     def seeds(self) -> list[int]:
