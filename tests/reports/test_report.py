@@ -415,6 +415,25 @@ def test_one_run_has_a_report_too(finished: Runs) -> None:
     assert "there is no run of method independent" in page.text
 
 
+def test_newcomers_are_told_over_seeds(copied: Path) -> None:
+    given = {0: (0.5, 0.75, 0.25), 1: (0.7, 0.65, 0.35)}
+    for seed, accuracy in given.items():
+        folder = copied / f"fml-{seed}" / "newcomers" / "late"
+        folder.mkdir(parents=True)
+        numbers = dict(zip(("global", "predictor", "alone"), accuracy, strict=True))
+        (folder / "join.json").write_text(json.dumps({"client": "late", "how": "mutual", "accuracy": numbers}))
+    rows = Page(html(report(read(copied)))).tables["newcomers"]
+    assert rows[0] == ["method", "newcomer", "how", "global", "joined", "alone"]
+    expected = [
+        f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
+        for values in zip(*given.values(), strict=True)
+    ]
+    assert rows[1:] == [["fml", "late", "mutual", *expected]]
+    (folder / "join.json").write_text("{}")
+    with pytest.raises(InputError, match="'how' is missing"):
+        report(read(copied))
+
+
 def test_one_runs_options_are_said(finished: Runs) -> None:
     folder, _ = finished({"name": "fml", "beta": {"schedule": "linear", "start": 0.3, "end": 0.7}})
     options = "combine mean, temperature 1.0, init own, alpha 0.5, beta linear (start 0.3, end 0.7)"

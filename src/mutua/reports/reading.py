@@ -20,6 +20,7 @@ from mutua.measures import Finished, Measure, alone
 from mutua.privacy import Guarantee
 from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
+from mutua.runs.newcomer import read_joined
 from mutua.stats import Spread
 
 Value = float | None
@@ -89,6 +90,15 @@ class Run:
         return {
             str(c["id"]): {model: _number(c["accuracy"][model]) for model in ("predictor", "global")}
             for c in self.summary["clients"]
+        }
+
+    @cached_property
+    def newcomers(self) -> dict[str, dict[str, Any]]:
+        """By folder, how a newcomer joined the finished run and its accuracies on its own test data."""
+        found = {file.parent.name: read_joined(file.parent) for file in self.path.glob("newcomers/*/join.json")}
+        return {
+            name: {"how": str(joined["how"]), **{of: _number(value) for of, value in joined["accuracy"].items()}}
+            for name, joined in sorted(found.items())
         }
 
     def measure(self, name: str, alone: Run | None = None) -> Value:

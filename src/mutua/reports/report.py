@@ -84,6 +84,7 @@ def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
         Section("Results", (*_results(study), *_differences(study))),
         Section("Learning curves", tuple(_curves(study, colour))),
         Section("Clients", tuple(_clients(study, colour))),
+        Section("Newcomers", tuple(_newcomers(study))),
         Section("Who holds which labels", tuple(_labels(study, data))),
         Section("Accuracy against bytes sent", tuple(_trade_off(study, colour))),
         Section("What left each client", tuple(_left(study))),
@@ -255,6 +256,21 @@ def _clients(study: Study, colour: Mapping[str, str]) -> Iterator[Table | Pictur
     title = "Accuracy in % of each client on its own test data"
     remark = "by the model that it serves with, or by the global where that is said"
     yield Table("clients", title, ("client",), tuple(columns), tuple(rows), (remark,))
+
+
+def _newcomers(study: Study) -> Iterator[Table]:
+    rows: list[tuple[Cell, ...]] = []
+    for label in study.labels:
+        runs = study.of(label)
+        for name in dict.fromkeys(name for run in runs for name in run.newcomers):
+            joined = [run.newcomers[name] for run in runs if name in run.newcomers]
+            numbers = (Spread.of([one.get(of) for one in joined]) for of in ("global", "predictor", "alone"))
+            rows.append((label, name, common(one["how"] for one in joined) or "–", *numbers))
+    if rows:
+        title = "Accuracy in % of newcomers on their own test data"
+        remark = "joined: by what they made of the global, as it is, fine-tuned or adapted by mutual learning"
+        heads = ("method", "newcomer", "how"), ("global", "joined", "alone")
+        yield Table("newcomers", title, *heads, tuple(rows), (remark,))
 
 
 def _bars(study: Study, label: str, colour: str) -> Picture:

@@ -100,9 +100,9 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     return joined
 
 
-def read_joined(folder: Path) -> dict[str, float | None]:
-    """The accuracies that a newcomer has left in its folder."""
-    return {str(k): v for k, v in untrusted.from_json(untrusted.text(folder / "join.json"))["accuracy"].items()}
+def read_joined(folder: Path) -> dict[str, Any]:
+    """What a newcomer has left in its folder: the summary of what joining gave."""
+    return dict(untrusted.from_json(untrusted.text(folder / "join.json")))
 
 
 def without_last(federation: Federation) -> tuple[Federation, Client]:
