@@ -51,6 +51,17 @@ def test_sums_by_direction_client_and_kind() -> None:
     assert ledger.kinds("down", "b") == {"weights: global": 64}
 
 
+def test_what_comes_after_a_question_is_counted_too() -> None:
+    ledger, other, sizes = Ledger(), Ledger(), []
+    for round in range(3):
+        ledger.record(round, "a", "up", BRIEF)
+        sizes.append((ledger.bytes("up"), ledger.bytes("up", "a"), ledger.bytes("down")))
+    length = len(BRIEF.encode())
+    assert sizes == [(length, length, 0), (2 * length, 2 * length, 0), (3 * length, 3 * length, 0)]
+    other.entries += ledger.entries
+    assert other.bytes("up") == 3 * length
+
+
 @pytest.mark.parametrize("method", [FML(), FedAvg(), FedAvg(weights="uniform"), Independent()])
 def test_a_run_counts_exactly_the_bytes_that_crossed(
     method: Any, federate: Callable[..., Federation], simulate: Callable[..., Any]

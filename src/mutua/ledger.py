@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self._totals: Counter[tuple[str, str]] = Counter()
+        self._counted = 0
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -48,7 +51,13 @@ class Ledger:
 
     def bytes(self, direction: Direction, client: str | None = None) -> int:
         """How many bytes crossed in this direction, of one client or of all."""
-        return sum(e.bytes for e in self if e.direction == direction and client in (None, e.client))
+        # Asked for after every round, and of every client: what was counted once is not counted again.
+        for e in self.entries[self._counted :]:
+            self._totals[e.direction, e.client] += e.bytes
+        self._counted = len(self.entries)
+        if client is not None:
+            return self._totals[direction, client]
+        return sum(total for (way, _), total in self._totals.items() if way == direction)
 
     def kinds(self, direction: Direction, client: str | None = None) -> dict[str, int]:
         """Bytes by what they were, such as {"weights: meme": 246824}."""
