@@ -70,12 +70,12 @@ RESNET18 = Workload("ResNet18, 4 clients", "resnet18", 4, 32, 64, 6, 1.0, 3, cha
 CNN_5X5 = Workload("CNN-5x5, 8 clients", "cnn-5x5", 8, 50, 300, 420, 1.9, 5)
 WORKLOADS = [MLP, LENET_5, LENET_20, CNN1_5, CNN2, CNN1_100, RESNET18, CNN_5X5]
 QUICK = [
-    MLP.cut(samples=1280, test=128, rounds=5),
-    LENET_5.cut(samples=256, test=26, rounds=5),
+    MLP.cut(samples=1280, test=128, rounds=4),
+    LENET_5.cut(samples=256, test=26, rounds=4),
     LENET_20.cut(clients=10, samples=96, test=10, rounds=4),
-    CNN1_5.cut(samples=256, test=26, rounds=5),
+    CNN1_5.cut(samples=256, test=26, rounds=4),
     CNN2.cut(batch=24, samples=24, test=6),
-    CNN1_100.cut(clients=20, samples=30),
+    CNN1_100.cut(clients=20, samples=30, rounds=4),
     RESNET18.cut(clients=2, batch=4, samples=4, test=2),
     CNN_5X5.cut(clients=4, samples=100, test=70, rounds=4),
 ]
