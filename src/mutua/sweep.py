@@ -76,7 +76,7 @@ class Planned:
     def joined(self, how: str) -> float | None:
         """A newcomer's accuracy on its own test data: alone, or when it has joined in this way."""
         found = read_joined(self.path / "newcomers" / (how if how in HOWS else HOWS[0]))
-        return found["accuracy"]["predictor" if how in HOWS else "alone"]  # type: ignore[no-any-return]
+        return found.accuracy.get("predictor" if how in HOWS else "alone")
 
     @property
     def method(self) -> str:

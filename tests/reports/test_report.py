@@ -429,9 +429,25 @@ def test_newcomers_are_told_over_seeds(copied: Path) -> None:
         for values in zip(*given.values(), strict=True)
     ]
     assert rows[1:] == [["fml", "late", "mutual", *expected]]
-    (folder / "join.json").write_text("{}")
-    with pytest.raises(InputError, match="'how' is missing"):
-        report(read(copied))
+
+
+def test_newcomers_of_one_run(finished: Runs, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished("fml", rounds=2)[0], tmp_path / "run"))
+    for name, how, accuracy in (
+        (ODD, "mutual", {"global": None, "predictor": 0.75, "alone": 0.25}),
+        ("body", "finetune", {"predictor": 0.5, "alone": 0.6}),  # a partial global predicts nothing by itself
+    ):
+        folder = run / "newcomers" / name
+        folder.mkdir(parents=True)
+        (folder / "join.json").write_text(json.dumps({"how": how, "accuracy": accuracy}))
+    made = report(read(run))
+    [table] = [table for table in made.tables if table.name == "newcomers"]
+    expected = [
+        ["fml", ODD, "mutual", "–", "75.0", "25.0"],
+        ["fml", "body", "finetune", "–", "50.0", "60.0"],
+    ]
+    assert Page(html(made)).tables["newcomers"][1:] == expected
+    assert markdown_rows(table.markdown())[1:] == latex_rows(table.latex())[1:] == expected
 
 
 def test_one_runs_options_are_said(finished: Runs) -> None:
@@ -509,15 +525,23 @@ def test_a_damaged_run_is_left_out_of_a_comparison_and_said(copied: Path) -> Non
     (copied / "fml-0" / "run.json").write_text("{")
     (copied / "fml-1" / "ledger.csv").unlink()
     (copied / "fedavg-0" / "recipe.yaml").write_text("[")
+    late = copied / "fedavg-1" / "newcomers" / "late"
+    late.mkdir(parents=True)
+    (late / "join.json").write_text("{}")
     made = report(read(copied))
-    for name in ("fml-0/run.json cannot be read", "fml-1: ledger.csv is damaged", "fedavg-0 has no readable"):
+    for name in (
+        "fml-0/run.json cannot be read",
+        "fml-1: ledger.csv is damaged",
+        "fedavg-0 has no readable",
+        "late/join.json: how: missing",
+    ):
         assert re.search(rf"{name}.*; it is left out", said(made))
     (copied / "comparison.json").write_text("{")
     with pytest.raises(InputError, match=r"comparison\.json cannot be read .*; remove it, and runs are named"):
         read(copied)
 
 
-@pytest.mark.parametrize("value", [None, "x", [1]])
+@pytest.mark.parametrize("value", [None, "x", [1], pytest.param(10**400, id="too large")])
 def test_a_folder_of_a_stranger_gives_a_report_or_a_line(copied: Path, value: Any) -> None:
     def spoil(file: Path, load: Callable[[str], Any]) -> None:
         whole = file.read_text()
@@ -540,6 +564,10 @@ def test_a_folder_of_a_stranger_gives_a_report_or_a_line(copied: Path, value: An
     lines: list[str] = []
     spoil(copied / "fml-0" / "run.json", json.loads)
     spoil(copied / "fml-0" / "recipe.yaml", yaml.safe_load)
+    late = copied / "fml-0" / "newcomers" / "late"
+    late.mkdir(parents=True)
+    (late / "join.json").write_text(json.dumps({"how": "mutual", "accuracy": {"predictor": 0.5, "alone": None}}))
+    spoil(late / "join.json", json.loads)
     assert lines and not any("\n" in line for line in lines)
 
 

@@ -20,7 +20,7 @@ from mutua.measures import Finished, Measure, alone
 from mutua.privacy import Guarantee
 from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
-from mutua.runs.newcomer import read_joined
+from mutua.runs.newcomer import Told, read_joined
 from mutua.stats import Spread
 
 Value = float | None
@@ -41,6 +41,8 @@ class Run:
     """What a reader should know about its data."""
     command: str | None = None
     """What was typed to start it, where that is known."""
+    newcomers: Mapping[str, Told] = field(default_factory=dict)
+    """By folder, what those left who came after training."""
     position: Mapping[str, str] = field(default_factory=dict)
     """Its labels by axis, where a grid was run."""
 
@@ -54,7 +56,9 @@ class Run:
         if folder.finished:
             numbers, record = Finished(folder.path), folder.record
             rows, known = (numbers.history, numbers.ledger), (record.versions, record.notes)
-            return cls(overview, overview.method, *rows, numbers, *known, command)
+            joined = sorted(file.parent for file in folder.path.glob("newcomers/*/join.json"))
+            newcomers = {line(place.name): read_joined(place) for place in joined}
+            return cls(overview, overview.method, *rows, numbers, *known, command, newcomers)
         versions = begun[-1]["versions"] if begun else {}
         return cls(overview, overview.method, *folder.rows(), None, versions, (), command)
 
@@ -90,15 +94,6 @@ class Run:
         return {
             str(c["id"]): {model: _number(c["accuracy"][model]) for model in ("predictor", "global")}
             for c in self.summary["clients"]
-        }
-
-    @cached_property
-    def newcomers(self) -> dict[str, dict[str, Any]]:
-        """By folder, how a newcomer joined the finished run and its accuracies on its own test data."""
-        found = {file.parent.name: read_joined(file.parent) for file in self.path.glob("newcomers/*/join.json")}
-        return {
-            name: {"how": str(joined["how"]), **{of: _number(value) for of, value in joined["accuracy"].items()}}
-            for name, joined in sorted(found.items())
         }
 
     def measure(self, name: str, alone: Run | None = None) -> Value:
@@ -211,7 +206,7 @@ def believing(path: Path) -> Iterator[None]:
     """Around all that takes files to be what mutua writes: where they are not, that is said in a line."""
     try:
         yield
-    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{reason(error)} is missing" if isinstance(error, KeyError) else reason(error)
         raise InputError(f"RUN: {path} cannot be read ({what}); it is damaged") from error
 

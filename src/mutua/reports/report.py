@@ -264,8 +264,10 @@ def _newcomers(study: Study) -> Iterator[Table]:
         runs = study.of(label)
         for name in dict.fromkeys(name for run in runs for name in run.newcomers):
             joined = [run.newcomers[name] for run in runs if name in run.newcomers]
-            numbers = (Spread.of([one.get(of) for one in joined]) for of in ("global", "predictor", "alone"))
-            rows.append((label, name, common(one["how"] for one in joined) or "–", *numbers))
+            numbers = (
+                Spread.of([one.accuracy.get(of) for one in joined]) for of in ("global", "predictor", "alone")
+            )
+            rows.append((label, name, common(one.how for one in joined) or "–", *numbers))
     if rows:
         title = "Accuracy in % of newcomers on their own test data"
         remark = "joined: by what they made of the global, as it is, fine-tuned or adapted by mutual learning"

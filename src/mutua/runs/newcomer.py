@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from mutua import untrusted
 from mutua.data import sources
 from mutua.data.partitions import IID
 from mutua.data.samples import Samples
@@ -29,7 +28,7 @@ from mutua.plan import Plan
 from mutua.result import expect
 from mutua.runs.files import to_json, together
 from mutua.runs.folder import RunFolder, filling
-from mutua.runs.saved import Card, SavedModel, put_model
+from mutua.runs.saved import Card, Kept, SavedModel, put_model, read
 
 HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
 
@@ -100,9 +99,16 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     return joined
 
 
-def read_joined(folder: Path) -> dict[str, Any]:
-    """What a newcomer has left in its folder: the summary of what joining gave."""
-    return dict(untrusted.from_json(untrusted.text(folder / "join.json")))
+class Told(Kept):
+    """What is read again of join.json: how a newcomer joined, and its accuracies."""
+
+    how: How
+    accuracy: dict[str, float | None]
+
+
+def read_joined(folder: Path) -> Told:
+    """What a newcomer has left in its folder."""
+    return read(folder / "join.json", Told)
 
 
 def without_last(federation: Federation) -> tuple[Federation, Client]:
