@@ -164,6 +164,38 @@ def test_a_comparison_of_one_seed_over_domains(printed: Callable[[], str]) -> No
     assert ["fml", "50.0", "50.0", "50.0", "0", "B"] in lines
 
 
+def test_differences_are_told_with_what_they_are_to(printed: Callable[[], str]) -> None:
+    def row(minus: str, mean: float, low: float | None, high: float | None) -> dict[str, Any]:
+        found = {"predictor": spread(mean) | {"low": low, "high": high}}
+        return {"minus": minus, "accuracy": {"predictor": spread(0.5)}, "difference": found, "bytes": {"up": 0}}
+
+    summary = {
+        "x, easy": row("x, easy", 0, 0, 0),
+        "x, hard": row("x, hard", 0, 0, 0),
+        "y, easy": row("x, easy", 0.03, 0.01, 0.05),
+        "y, hard": row("x, hard", -0.03, -0.05, -0.01),
+        "z, hard": row("x, hard", 0.01, -0.02, 0.04),
+        "z, easy": row("x, easy", 0.01, None, None),  # of one seed
+    }
+    console.show_comparison(summary)
+    first = printed()
+    assert [line.split()[1:4] for line in first.splitlines() if line.startswith("  minus")] == [
+        ["x,", "easy", "+3.0"],
+        ["x,", "hard", "-3.0"],
+        ["x,", "hard", "+1.0"],
+        ["x,", "easy", "+1.0"],
+    ]
+    console.show_differences(summary)
+    told = printed().removeprefix(first)
+    assert [" ".join(line.split()) for line in told.splitlines() if "predictor" in line] == [
+        "y, easy x, easy predictor +3.0 +1.0 to +5.0 better",
+        "y, hard x, hard predictor -3.0 -5.0 to -1.0 worse",
+        "z, hard x, hard predictor +1.0 -2.0 to +4.0 cannot tell",
+    ]
+    console.show_differences({"x, easy": summary["x, easy"], "z, easy": summary["z, easy"]})
+    assert printed() == first + told  # a table without rows is none
+
+
 # Progress
 
 
