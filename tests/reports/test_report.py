@@ -422,13 +422,17 @@ def test_newcomers_are_told_over_seeds(copied: Path) -> None:
         folder.mkdir(parents=True)
         numbers = dict(zip(("global", "predictor", "alone"), accuracy, strict=True))
         (folder / "join.json").write_text(json.dumps({"client": "late", "how": "mutual", "accuracy": numbers}))
+        other = folder.parent / "other"
+        other.mkdir()
+        ways = {"how": ("global", "finetune")[seed], "accuracy": {"global": 0.5}}
+        (other / "join.json").write_text(json.dumps(ways))
     rows = Page(html(report(read(copied)))).tables["newcomers"]
     assert rows[0] == ["method", "newcomer", "how", "global", "joined", "alone"]
     expected = [
         f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
         for values in zip(*given.values(), strict=True)
     ]
-    assert rows[1:] == [["fml", "late", "mutual", *expected]]
+    assert rows[1:] == [["fml", "late", "mutual", *expected], ["fml", "other", "–", "50.0 ± 0.0", "–", "–"]]
 
 
 def test_newcomers_of_one_run(finished: Runs, tmp_path: Path) -> None:
