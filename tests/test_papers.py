@@ -1,14 +1,18 @@
 """The papers' tables and figures as data: all there, plausible, and in agreement with themselves."""
 
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from statistics import fmean
 from typing import get_args
 
 import pytest
+import torch
 
 from mutua import recipes
+from mutua.data.samples import Samples
 from mutua.data.sources import KNOWN
+from mutua.data.splits import split_and_deal
 from mutua.grid import Cell
 from mutua.measures import Measure
 from mutua.recipe import Recipe
@@ -29,6 +33,8 @@ DOMAINS = {
     "pacs": {"photo", "art_painting", "cartoon", "sketch"},
     "office-home": {"Art", "Clipart", "Product", "Real_World"},
 }
+SIZES = {"cifar10": (10, 5000, 1000), "cifar100": (100, 500, 100), "fashion-mnist": (10, 6000, 1000)}
+"""Classes, and the training and test samples of each."""
 every_item = pytest.mark.parametrize("name", recipes.names())
 
 
@@ -54,6 +60,30 @@ def test_a_laptop_does_less(name: str) -> None:
         whole = paper[tuple(cell.labels.values())]
         assert recipe.rounds <= whole.rounds
         assert (recipe.epochs or 0) <= (whole.epochs or 0)
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if name.startswith("mixture/")])
+def test_a_laptops_clients_have_as_many_samples_as_it_says(name: str) -> None:
+    """A mix that the classes cannot supply makes fewer."""
+    item = recipes.load(name)
+    words = {"train": r"(\d+) samples to train on", "val": r"(\d+) val", "test": r"(\d+) test samples a client"}
+    said = {split: re.search(pattern, "; ".join(item.laptop.cut)) for split, pattern in words.items()}
+    assert said["val"] and said["test"]
+    for cell, recipe in item.cells("laptop"):
+        data, partition = recipe.data, recipe.partition
+        assert data is not None and partition is not None
+        classes, *each = SIZES[data.name]
+        train, test = (_of_each_class(classes, many) for many in each)
+        drawn = {"samples_per_client": data.samples_per_client, "test_samples": data.test_samples}
+        dealt = split_and_deal(train, test, partition, data.split, **drawn, seed=0)
+        for split, number in said.items():
+            found = {len(getattr(client, split)) for client in dealt.clients}
+            assert number is None or found == {int(number[1])}, cell.name
+
+
+def _of_each_class(classes: int, many: int) -> Samples:
+    y = torch.arange(classes).repeat(many)
+    return Samples(torch.zeros(len(y), 1), y, tuple(map(str, range(classes))))
 
 
 @every_item
