@@ -13,7 +13,7 @@ test: .venv/installed-dev lint
 test-long: .venv/installed-dev
 	$(BIN)/python -m pytest -m long
 
-# How fast it is beside a plain PyTorch loop: a few minutes, on a machine with nothing else to do.
+# How fast it is beside a plain PyTorch loop: about ten minutes, on a machine with nothing else to do.
 bench: .venv/installed
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/overhead.py
