@@ -19,6 +19,7 @@ import torch
 
 import mutua
 from mutua.data.samples import together
+from mutua.engines.arena import Parcel
 from mutua.engines.local import LocalEngine
 from mutua.engines.workers import Task, Workers, _Turn, cores
 from mutua.errors import Fault, InputError, RunError
@@ -179,14 +180,17 @@ def test_the_last_three_of_five_on_two_cores_run_at_once(tmp_path: Path) -> None
 
 
 def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three equal tasks on two cores, by a clock of our own: nobody idles, and all end after one and a half."""
+    """Three equal tasks on two cores, by our own clock: nobody idles or shares, all end after one and a half."""
     now, paused = 0.0, set()
+    core: dict[int, list[int]] = {}
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(
         os, "kill", lambda pid, number: (paused.add if number == signal.SIGSTOP else paused.remove)(pid)
     )
+    monkeypatch.setattr(os, "sched_setaffinity", core.__setitem__)
     workers = object.__new__(Workers)
     workers.number = 2
+    workers._free, workers._settled = [4, 7], {}
     workers.processes = [SimpleNamespace(pid=i, exitcode=None) for i in range(3)]  # type: ignore[misc]
     turns = {i: _Turn(Task("x", str(i), (), 1.0), i, 0.0) for i in range(3)}
     left, ended = dict.fromkeys(range(3), 1.0), {}
@@ -194,15 +198,29 @@ def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch)
         longest = workers._take_turns(list(turns.values()))
         running = [i for i in turns if i not in paused]
         assert len(running) == min(2, len(turns))
+        assert len({core[i][0] for i in running}) == len(running)
         step = min([left[i] for i in running] + ([longest] if longest else []))
         now += step
         for i in running:
             left[i] -= step
             if left[i] < 1e-9:
                 ended[i] = now
+                workers._unsettle(i)
                 del turns[i]
     assert max(ended.values()) == pytest.approx(1.5)
     assert not paused
+
+
+def test_each_core_has_one_worker_where_all_cores_are_at_work() -> None:
+    cores = os.sched_getaffinity(0)
+
+    def allowed(number: int) -> list[set[int]]:
+        done = Done()
+        Workers(lambda task: time.sleep(0.01) or os.sched_getaffinity(0), number, 20).do(tasks(20), done)
+        return list(done.found.values())
+
+    assert {frozenset(found) for found in allowed(len(cores))} == {frozenset([core]) for core in cores}
+    assert all(found == cores for found in allowed(len(cores) + 1))
 
 
 def test_a_paused_worker_dies_with_the_process_that_forked_it() -> None:
@@ -334,6 +352,21 @@ def test_what_dead_workers_gave_stays_and_their_memory_is_used_again() -> None:
     places = {workers.arena.place(array) for array in held.values()}
     assert len(places) == len(held)
     assert len(workers.arena._known[1]) <= 8  # as many as were ever held at once, and one
+    workers.close()
+
+
+def test_an_answer_outlives_a_worker_that_dies_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next task is sent before the answer is unpacked; who takes the dead worker's place writes elsewhere."""
+    workers, done, send = Workers(written, 1, 3), Done(), Workers._send
+
+    def dies_first(self: Workers, worker: int, parcel: Parcel) -> None:
+        self.processes[worker].kill()
+        self.processes[worker].join()
+        send(self, worker, parcel)
+
+    monkeypatch.setattr(Workers, "_send", dies_first)
+    workers.do([Task("write", str(k), (torch.full((50_000,), float(k)), False)) for k in range(3)], done)
+    assert all(bool((array == float(k)).all()) for k, array in done.found.items()) and len(done.found) == 3
     workers.close()
 
 

@@ -81,14 +81,19 @@ class Arena:
                 known |= {i: (block.owner, block.start + start) for i, (start, _) in packer.arrays.items()}
         return Parcel(content.getvalue(), block)
 
+    def claim(self, parcel: Parcel) -> None:
+        """In process 0, where a parcel has come: it will be unpacked, whatever becomes of who sent it."""
+        if parcel.block is not None:
+            self._known[parcel.block.owner].add(parcel.block)
+            self._open.add(parcel.block)
+
     def unpack(self, parcel: Parcel) -> Any:
         """What was packed. Its arrays are the very memory they were packed into: nobody may write to them."""
         memory = None
         if parcel.block is not None:
             memory = self._memory(parcel.block)
             if self.process == 0:
-                self._known[parcel.block.owner].add(parcel.block)
-                self._open.add(parcel.block)
+                self.claim(parcel)
                 weakref.finalize(memory, self._closed, parcel.block).atexit = False
         return _Opener(parcel.content, self, memory).load()
 

@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -86,6 +87,9 @@ class Workers:
     Near the end of a list, where fewer than two tasks a core are left, all of them have begun and take turns on
     the cores, those first that have most left to do: five equal tasks take two cores two and a half times as long
     as one, not three. That is why there are nearly twice as many processes as cores.
+
+    Where all cores are at work, each is given to one worker at a time: left to itself the system lets two share a
+    core for a while beside an idle one.
     """
 
     def __init__(self, do: Do, number: int, most: int) -> None:
@@ -94,6 +98,11 @@ class Workers:
         self._work = do
         processes = max(1, min(2 * number - 1, most))
         self.arena = Arena(processes + 1)
+        cores = list(os.sched_getaffinity(0))
+        # With fewer workers than cores, nobody knows which of the cores others leave alone.
+        self._free = cores if len(cores) == number else []
+        self._settled: dict[int, int] = {}
+        """Which core a worker has to itself."""
         self.lines: list[Connection] = []
         self.processes: list[ForkProcess] = []
         # Before the exit handler of multiprocessing, which would ask paused workers to end and wait for ever.
@@ -114,16 +123,23 @@ class Workers:
         busy: dict[Connection, _Turn] = {}
         known: dict[int, Place] = {}  # every client's brief holds the same global, which crosses once
         blocks: list[Block | None] = []
+        answers: list[tuple[Task, Parcel | Fault, Span]] = []
         failed: dict[str, Exception] = {}
         stopped: KeyboardInterrupt | None = None
-        while waiting or busy:
+        while waiting or busy or answers:
             left = len(waiting) + len(busy)
             while waiting and idle and len(busy) < (left if left < 2 * self.number else self.number):
                 task, worker = waiting.pop(), idle.pop()
                 parcel = self.arena.pack(task, known=known)
                 blocks.append(parcel.block)
+                self._settle(worker)
                 self._send(worker, parcel)
                 busy[self.lines[worker]] = _Turn(task, worker, time.perf_counter())
+            for task, answer, span in answers:  # now that nobody waits for work
+                done(task, answer if isinstance(answer, Fault) else self.arena.unpack(answer), span)
+            answers.clear()
+            if not busy:
+                break
             longest = self._take_turns(list(busy.values()))
             try:
                 with breakable():
@@ -138,13 +154,12 @@ class Workers:
                 self._pause(turn, False)  # it was done just as its turn was over
                 found, span = self._receive(worker, task) if line in ready else self._end(turn)
                 del busy[line]
+                self._unsettle(worker)
                 idle.append(worker)
-                if isinstance(found, Fault):
-                    done(task, found, span)
-                elif isinstance(found, Exception):
+                if isinstance(found, Exception) and not isinstance(found, Fault):
                     failed[task.client] = found
                 else:
-                    done(task, self.arena.unpack(found), span)
+                    answers.append((task, found, span))
             if stopped or failed:
                 waiting.clear()  # what has begun is finished, nothing else begins
         for block in filter(None, blocks):
@@ -171,11 +186,14 @@ class Workers:
             turn.ran += 0.0 if turn.since is None else now - turn.since
             turn.since = None if turn.since is None else now
         order = sorted(turns, key=lambda turn: turn.ran - turn.task.cost)
-        for place, turn in enumerate(order):
-            self._pause(turn, place >= self.number)
+        for turn in order[self.number :]:  # first, so that their cores are free
+            self._pause(turn, True)
+        for turn in order[: self.number]:
+            self._settle(turn.worker)
+            self._pause(turn, False)
         # Switching costs a worker its caches: a few times in a task is often enough.
         longest = max(max(turn.task.cost, turn.ran) for turn in turns)
-        switch = max(0.01, longest / 4) if len(turns) > self.number else math.inf
+        switch = max(0.01, longest / 8) if len(turns) > self.number else math.inf
         soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))
         return None if soonest == math.inf else soonest
 
@@ -186,6 +204,22 @@ class Workers:
             if process.exitcode is None:
                 os.kill(process.pid, signal.SIGSTOP if pause else signal.SIGCONT)
             turn.since = None if pause else time.perf_counter()
+        if pause:
+            self._unsettle(turn.worker)
+
+    def _settle(self, worker: int) -> None:
+        """Give it a core of its own, if it has none and one is free."""
+        if self._free and worker not in self._settled:
+            core = self._settled[worker] = self._free.pop()
+            pid = self.processes[worker].pid
+            assert pid is not None
+            with suppress(OSError):  # the worker has died, or the core is no longer ours
+                os.sched_setaffinity(pid, [core])
+
+    def _unsettle(self, worker: int) -> None:
+        """Its core is free for another."""
+        if worker in self._settled:
+            self._free.append(self._settled.pop(worker))
 
     def _send(self, worker: int, parcel: Parcel) -> None:
         freed, self.arena.released[worker + 1] = self.arena.released[worker + 1], []
@@ -198,6 +232,8 @@ class Workers:
     def _receive(self, worker: int, task: Task) -> Answer:
         try:
             answer: Answer = pickle.loads(self.lines[worker].recv_bytes())
+            if isinstance(answer[0], Parcel):
+                self.arena.claim(answer[0])
             return answer
         except (EOFError, OSError):
             code = self._replace(worker)
