@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from mutua.errors import InputError
 from mutua.models import Architecture, describe, head_of, names, shared_names
 from mutua.models.mobile import _interleave
+from mutua.models.parts import ConvPool
 
 SMALL = ["mlp", "lenet5", "cnn1", "cnn2", "cnn-5x5", "fmlu-cnn"]
 LARGE = [
@@ -290,3 +291,24 @@ def test_too_small_an_image_is_refused_by_model_and_size(name, least):
     assert str(error.value) == (
         f"models: '{name}': images of 96×{least - 1} pixels are too small; use {least} or more a side, or 'mlp'"
     )
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("outputs", [1, 4, 5, 6, 7, 8, 13])
+def test_conv_pool_is_what_a_tutorial_writes(outputs, layout):
+    """Whatever the number of channels, outputs and gradients are those of torch's layers one after the other."""
+    torch.manual_seed(outputs)
+    ours = ConvPool(3, outputs, 3, padding=1).to(memory_format=layout)
+    plain = nn.Sequential(nn.Conv2d(3, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    plain[0].load_state_dict(ours.state_dict())
+    given = [torch.randn(5, 3, 30, 24).to(memory_format=layout).requires_grad_() for _ in range(2)]
+    given[1].data.copy_(given[0].data)
+    told = [model(x) for model, x in zip((ours, plain), given, strict=True)]
+    by = torch.randn_like(told[1])
+    for output in told:
+        output.backward(by)
+    torch.testing.assert_close(*told)
+    assert told[0].is_contiguous(memory_format=layout)
+    torch.testing.assert_close(given[0].grad, given[1].grad)
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
