@@ -14,16 +14,23 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 def kl(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """T² · KL(softmax(teacher/T) ‖ softmax(student/T)), mean over the batch; no gradient to the teacher."""
-    return kl_each(teacher_logits, student_logits, temperature).mean()
+    teacher, student = _logs(teacher_logits, student_logits, temperature)
+    # A dot product is one kernel where a product, a sum and a mean are three: a hundredth of a small model's step.
+    total = torch.dot(teacher.exp().flatten(), (teacher - student).flatten())
+    return total * (temperature**2 / len(teacher))
 
 
 def kl_each(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """`kl` of every sample: a sum over classes, shape (N,)."""
+    teacher, student = _logs(teacher_logits, student_logits, temperature)
+    return (teacher.exp() * (teacher - student)).sum(dim=1) * temperature**2
+
+
+def _logs(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The logarithms of both models' probabilities; no gradient to the teacher."""
+    teacher_logits = teacher_logits.detach()
     if temperature != 1:
-        scaled = kl_each(teacher_logits / temperature, student_logits / temperature)
-        return scaled * temperature**2
-    teacher = F.log_softmax(teacher_logits.detach(), dim=1)
+        teacher_logits, student_logits = teacher_logits / temperature, student_logits / temperature
+    teacher = F.log_softmax(teacher_logits, dim=1)
     # A class that the teacher rules out (a logit of −inf, the log of a received 0) adds 0, not NaN.
-    teacher = teacher.clamp_min(torch.finfo(teacher.dtype).min)
-    student = F.log_softmax(student_logits, dim=1)
-    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim=1)
+    return teacher.clamp_min(torch.finfo(teacher.dtype).min), F.log_softmax(student_logits, dim=1)
