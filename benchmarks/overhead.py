@@ -1,77 +1,70 @@
 """What the engine costs beside the bare steps, and how cost grows with the number of clients.
 
-Bare steps are the same batches through the same models, losses and optimizers in a plain loop over ready tensors:
-no store, message, merge or ledger. Evaluation and checkpoints are left out of both. Both run on one core in
-one process; their rounds alternate. The table of growth is of whole rounds, evaluation included, on all cores.
+Bare steps are forward, losses, backward and optimizer, timed one by one inside the very rounds that they are a part
+of: a machine's speed would be another in a loop beside them. All else of a round is the engine's: models and memory
+put in place and kept, batches, random streams, messages, merge, ledger. Evaluation and checkpoints are left out. One
+process on one core. The table of growth is of whole rounds, evaluation included, on all cores.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from speed import SGD, WORKLOADS, Workload, cuts, federation, fml
+from speed import WORKLOADS, Workload, federation, fml
 
-import mutua
-from mutua.federation import Federation, build
-from mutua.learning.layout import images, rows
-from mutua.learning.trainer import Batch, Numbers, Trainer
+from mutua.learning import trainer
 from mutua.rounds import Event, RoundEnded, RoundStarted
 
 ROUNDS = 7
 
 
-class Bare:
-    """Times mutua's rounds, merge included, and in their pauses the bare steps of the same rounds."""
+class Clock:
+    """How long a round takes, and how much of that its steps do, without the random streams' part of them."""
 
-    def __init__(self, workload: Workload, among: Federation) -> None:
-        self.workload, self.among = workload, among
-        self.engine: list[float] = []
+    def __init__(self) -> None:
         self.bare: list[float] = []
-        self.method = mutua.methods.FML(alpha=0.5, beta=0.5)
-        shared = among.global_model
-        assert shared is not None
-        self.clients = [
-            (
-                c,
-                [build(shared, c, seed).to(memory_format=torch.channels_last) for seed in (1, 2)],  # type: ignore[call-overload]
-                rows(c.train.preprocess(c.train.x)),
-            )
-            for c in among.clients
-        ]
+        self.whole: list[float] = []
+        self._steps = self._streams = 0.0
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RoundStarted):
-            self.began = time.perf_counter()
+            self._steps = self._streams = 0.0
+            self._began = time.perf_counter()
         elif isinstance(event, RoundEnded) and 1 < event.round <= ROUNDS:  # the last one is evaluated
-            self.engine.append(time.perf_counter() - self.began)
-            began = time.perf_counter()
-            self._steps(event.round)
-            self.bare.append(time.perf_counter() - began)
+            self.whole.append(time.perf_counter() - self._began)
+            self.bare.append(self._steps - self._streams)
 
-    def _steps(self, round: int) -> None:
-        for client, (personal, meme), ready in self.clients:
-            models = {"personal": personal.train(), "meme": meme.train()}
-            spec = mutua.SGD(**SGD)
-            optimizers = {name: spec.build(model.parameters(), SGD["lr"]) for name, model in models.items()}
-            trainer = Trainer(models, optimizers, Numbers(alpha=0.5, beta=0.5, temperature=1.0))
-            for cut in cuts(client, round, self.workload.batch):
-                at = torch.tensor(cut)
-                trainer.step(self.method.objective, Batch(images(ready[at]), client.train.y[at], client.task, at))
+    def watch(self) -> None:
+        """Time every step from now on."""
+        trainer.Trainer.step = self._timed(trainer.Trainer.step, "_steps")  # type: ignore[method-assign]
+        for name in ("enter", "leave"):
+            setattr(trainer._Stream, name, self._timed(getattr(trainer._Stream, name), "_streams"))
+
+    def _timed(self, function: Callable[..., Any], total: str) -> Callable[..., Any]:
+        def timed(*given: Any) -> None:
+            began = time.perf_counter()
+            function(*given)
+            setattr(self, total, getattr(self, total) + time.perf_counter() - began)
+
+        return timed
 
 
 def overhead() -> None:
     """Time of a round beyond its bare steps."""
     print("workload               bare s  round s  overhead        spread  bar")
+    clock = Clock()
+    clock.watch()
     for name, bar in (("LeNet5, 5 clients", 0.05), ("CNN1, 100 clients", 0.10)):
         workload = next(w for w in WORKLOADS if w.name == name)
-        among = federation(workload)
-        bare = Bare(workload, among)
-        fml(workload, among, ROUNDS + 1, 1, bare, evaluate_every=1000)
-        extra = [a / b - 1 for a, b in zip(bare.engine, bare.bare, strict=True)]
+        clock.bare, clock.whole = [], []
+        fml(workload, federation(workload), ROUNDS + 1, 1, clock, evaluate_every=1000)
+        extra = [a / b - 1 for a, b in zip(clock.whole, clock.bare, strict=True)]
         print(
-            f"{name:20}{statistics.median(bare.bare):9.3f}{statistics.median(bare.engine):9.3f}"
+            f"{name:20}{statistics.median(clock.bare):9.3f}{statistics.median(clock.whole):9.3f}"
             f"{statistics.median(extra):10.1%}{min(extra):8.1%} to {max(extra):5.1%}{bar:5.0%}",
             flush=True,
         )
@@ -97,5 +90,5 @@ def growth() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    growth()  # first: its workers would inherit the clock
     overhead()
-    growth()
