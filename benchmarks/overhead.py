@@ -1,9 +1,9 @@
 """What the engine costs beside the bare steps, and how cost grows with the number of clients.
 
-Bare steps are forward, losses, backward and optimizer, timed one by one inside the very rounds that they are a part
-of: a machine's speed would be another in a loop beside them. All else of a round is the engine's: models and memory
-put in place and kept, batches, random streams, messages, merge, ledger. Evaluation and checkpoints are left out. One
-process on one core. The table of growth is of whole rounds, evaluation included, on all cores.
+Bare steps are forward, losses, backward and optimizer, timed one by one inside the rounds that they are a part of:
+a loop beside them would meet the machine at another speed. All else of a round is the engine's: models and memory
+put in place and kept, batches, random streams, messages, merge, ledger. Evaluation and checkpoints are left out.
+All in one process on one core. The table of growth is of whole rounds, evaluation included, on all cores.
 """
 
 from __future__ import annotations
