@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -182,7 +183,7 @@ def test_the_last_three_of_five_on_two_cores_run_at_once(tmp_path: Path) -> None
 def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three equal tasks on two cores, by our own clock: nobody idles or shares, all end after one and a half."""
     now, paused = 0.0, set()
-    core: dict[int, list[int]] = {}
+    core: dict[int, set[int]] = {}
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(
         os, "kill", lambda pid, number: (paused.add if number == signal.SIGSTOP else paused.remove)(pid)
@@ -198,7 +199,10 @@ def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch)
         longest = workers._take_turns(list(turns.values()))
         running = [i for i in turns if i not in paused]
         assert len(running) == min(2, len(turns))
-        assert len({core[i][0] for i in running}) == len(running)
+        if len(running) == 2:
+            assert sorted(map(sorted, (core[i] for i in running))) == [[4], [7]]
+        else:
+            assert core[running[0]] == os.sched_getaffinity(0)
         step = min([left[i] for i in running] + ([longest] if longest else []))
         now += step
         for i in running:
@@ -211,16 +215,47 @@ def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch)
     assert not paused
 
 
-def test_each_core_has_one_worker_where_all_cores_are_at_work() -> None:
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int) -> None:
+    """With a task too few, or a worker too many, all may be anywhere."""
+    cores = os.sched_getaffinity(0)
+    number, at_once = len(cores) + max(more, 0), len(cores) + more
+    if not at_once:
+        pytest.skip("a single core")
+    together = multiprocessing.get_context("fork").Barrier(at_once)
+
+    def allowed(task: Task) -> set[int]:
+        together.wait(20)
+        found = os.sched_getaffinity(0)
+        together.wait(20)  # whoever is left alone may be anywhere
+        return found
+
+    workers, done = Workers(allowed, number, at_once), Done()
+    for _ in range(3):
+        workers.do(tasks(at_once), done)
+        found = sorted(map(sorted, done.found.values()))
+        assert found == (sorted([core] for core in cores) if more == 0 else [sorted(cores)] * at_once)
+    workers.close()
+
+
+def test_who_takes_a_dead_workers_place_takes_its_core() -> None:
     cores = os.sched_getaffinity(0)
 
-    def allowed(number: int) -> list[set[int]]:
-        done = Done()
-        Workers(lambda task: time.sleep(0.01) or os.sched_getaffinity(0), number, 20).do(tasks(20), done)
-        return list(done.found.values())
+    def settled(task: Task) -> set[int]:
+        deadline = time.monotonic() + 20
+        while len(os.sched_getaffinity(0)) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return os.sched_getaffinity(0)
 
-    assert {frozenset(found) for found in allowed(len(cores))} == {frozenset([core]) for core in cores}
-    assert all(found == cores for found in allowed(len(cores) + 1))
+    together = multiprocessing.get_context("fork").Barrier(len(cores))
+    workers, done = Workers(lambda task: (settled(task), together.wait(20))[0], len(cores), len(cores)), Done()
+    for process in workers.processes:
+        process.kill()
+        process.join()
+    workers.do(tasks(len(cores)), done)
+    assert sorted(map(sorted, done.found.values())) == sorted([core] for core in cores)
+    workers.close()
 
 
 def test_a_paused_worker_dies_with_the_process_that_forked_it() -> None:

@@ -89,7 +89,8 @@ class Workers:
     as one, not three. That is why there are nearly twice as many processes as cores.
 
     Where all cores are at work, each is given to one worker at a time: left to itself the system lets two share a
-    core for a while beside an idle one.
+    core for a while beside an idle one. With fewer at work all may be anywhere, or two runs might choose the same
+    cores.
     """
 
     def __init__(self, do: Do, number: int, most: int) -> None:
@@ -132,7 +133,8 @@ class Workers:
                 task, worker = waiting.pop(), idle.pop()
                 parcel = self.arena.pack(task, known=known)
                 blocks.append(parcel.block)
-                self._settle(worker)
+                if left >= self.number:
+                    self._settle(worker)
                 self._send(worker, parcel)
                 busy[self.lines[worker]] = _Turn(task, worker, time.perf_counter())
             for task, answer, span in answers:  # now that nobody waits for work
@@ -189,7 +191,10 @@ class Workers:
         for turn in order[self.number :]:  # first, so that their cores are free
             self._pause(turn, True)
         for turn in order[: self.number]:
-            self._settle(turn.worker)
+            if len(turns) < self.number:
+                self._unsettle(turn.worker)
+            else:
+                self._settle(turn.worker)
             self._pause(turn, False)
         # Switching costs a worker its caches: a few times in a task is often enough.
         longest = max(max(turn.task.cost, turn.ran) for turn in turns)
@@ -211,15 +216,19 @@ class Workers:
         """Give it a core of its own, if it has none and one is free."""
         if self._free and worker not in self._settled:
             core = self._settled[worker] = self._free.pop()
-            pid = self.processes[worker].pid
-            assert pid is not None
-            with suppress(OSError):  # the worker has died, or the core is no longer ours
-                os.sched_setaffinity(pid, [core])
+            self._allow(worker, {core})
 
     def _unsettle(self, worker: int) -> None:
-        """Its core is free for another."""
+        """Its core is free for another, and it may be anywhere."""
         if worker in self._settled:
             self._free.append(self._settled.pop(worker))
+            self._allow(worker, os.sched_getaffinity(0))
+
+    def _allow(self, worker: int, cores: set[int]) -> None:
+        pid = self.processes[worker].pid
+        assert pid is not None
+        with suppress(OSError):  # the worker has died, or the core is no longer ours
+            os.sched_setaffinity(pid, cores)
 
     def _send(self, worker: int, parcel: Parcel) -> None:
         freed, self.arena.released[worker + 1] = self.arena.released[worker + 1], []
@@ -266,6 +275,7 @@ class Workers:
 
     def _replace(self, worker: int) -> int:
         """Have another process for one that is dead or dying; with which code it ended."""
+        self._unsettle(worker)
         self.lines.pop(worker).close()
         process = self.processes.pop(worker)
         process.join()
