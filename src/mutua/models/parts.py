@@ -42,7 +42,7 @@ class ConvPool(nn.Conv2d):
         """Half the height and width."""
         # CPUs take channels that lie last by eights: eight are sooner done than six, and two are thrown away.
         missing = -self.out_channels % 8
-        if not 0 < missing <= 3 or x.device.type != "cpu" or self.weight.stride(1) != 1:
+        if not 0 < missing <= 3 or self.groups > 1 or x.device.type != "cpu" or self.weight.stride(1) != 1:
             return F.relu(F.max_pool2d(super().forward(x), 2))
         weight = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, missing))
         bias = None if self.bias is None else F.pad(self.bias, (0, missing))
