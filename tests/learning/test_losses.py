@@ -111,3 +111,13 @@ def test_a_class_the_teacher_rules_out_adds_nothing() -> None:
     assert loss.item() == pytest.approx(0.25 * np.log(0.75) + 0.75 * np.log(2.25))
     assert student.grad is not None
     assert student.grad.numpy() == pytest.approx(1 / 3 - probabilities.numpy())
+
+
+@pytest.mark.parametrize("kinds", [(torch.float32, torch.float64), (torch.bfloat16, torch.float32)])
+def test_models_of_different_precision_teach_each_other(kinds: tuple[torch.dtype, torch.dtype]) -> None:
+    """A model of a user's own may give out less or more than float32."""
+    generator = torch.Generator().manual_seed(8)
+    one, two = (torch.randn(4, 3, generator=generator).to(kind) for kind in kinds)
+    for teacher, student in ((one, two), (two, one)):
+        p, q = (logits.double().softmax(1).numpy() for logits in (teacher, student))
+        assert kl(teacher, student).item() == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=0.05)

@@ -16,8 +16,9 @@ def kl(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0)
     """T² · KL(softmax(teacher/T) ‖ softmax(student/T)), mean over the batch; no gradient to the teacher."""
     teacher, student = _logs(teacher_logits, student_logits, temperature)
     # A dot product is one kernel where a product, a sum and a mean are three: a hundredth of a small model's step.
-    total = torch.dot(teacher.exp().flatten(), (teacher - student).flatten())
-    return total * (temperature**2 / len(teacher))
+    apart = teacher - student
+    total = torch.dot(teacher.exp().to(apart.dtype).flatten(), apart.flatten())
+    return total / (len(teacher) / temperature**2)
 
 
 def kl_each(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:
