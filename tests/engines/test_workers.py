@@ -216,9 +216,10 @@ def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int) -> None:
-    """With a task too few, or a worker too many, all may be anywhere."""
-    cores = os.sched_getaffinity(0)
+def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a task too few, or a worker too many, all may be anywhere; so may those that have nothing to do."""
+    cores, settle, settled = os.sched_getaffinity(0), os.sched_setaffinity, []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, at: settled.append(at) or settle(pid, at))  # type: ignore[func-returns-value]
     number, at_once = len(cores) + max(more, 0), len(cores) + more
     if not at_once:
         pytest.skip("a single core")
@@ -235,6 +236,8 @@ def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int) -> None
         workers.do(tasks(at_once), done)
         found = sorted(map(sorted, done.found.values()))
         assert found == (sorted([core] for core in cores) if more == 0 else [sorted(cores)] * at_once)
+        assert all(os.sched_getaffinity(process.pid or 0) == cores for process in workers.processes)
+    assert bool(settled) == (more == 0)
     workers.close()
 
 
