@@ -218,8 +218,13 @@ def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a task too few, or a worker too many, all may be anywhere; so may those that have nothing to do."""
-    cores, settle, settled = os.sched_getaffinity(0), os.sched_setaffinity, []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, at: settled.append(at) or settle(pid, at))  # type: ignore[func-returns-value]
+    cores, settle, settled = os.sched_getaffinity(0), os.sched_setaffinity, list[set[int]]()
+
+    def noted(pid: int, at: set[int]) -> None:
+        settled.append(at)
+        settle(pid, at)
+
+    monkeypatch.setattr(os, "sched_setaffinity", noted)
     number, at_once = len(cores) + max(more, 0), len(cores) + more
     if not at_once:
         pytest.skip("a single core")
