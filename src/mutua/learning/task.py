@@ -24,6 +24,18 @@ class Task:
         """KL(teacher ‖ student) of two models' logits; no gradient reaches the teacher."""
         return losses.kl(teacher, student, temperature)
 
+    def taught(
+        self,
+        student: Tensor,
+        y: Tensor,
+        teacher: Tensor,
+        by_label: float,
+        by_teacher: float,
+        temperature: float = 1.0,
+    ) -> Tensor:
+        """by_label · loss(student, y) + by_teacher · divergence(teacher, student); no gradient to the teacher."""
+        return losses.taught(student, y, teacher, by_label, by_teacher, temperature)
+
     def divergences(self, teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
         """`divergence` of every sample."""
         return losses.kl_each(teacher, student, temperature)

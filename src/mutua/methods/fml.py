@@ -80,11 +80,9 @@ class FML(Mutual):
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """L_local = α·CE + (1−α)·KL(meme ‖ personal), L_meme = β·CE + (1−β)·KL(personal ‖ meme)."""
-        loss, divergence = batch.task.loss, batch.task.divergence
+        taught = batch.task.taught
         personal, meme = models["personal"](batch.x), models["meme"](batch.x)
-        from_meme = divergence(meme.detach(), personal, hp.temperature)
-        from_personal = divergence(personal.detach(), meme, hp.temperature)
         return {
-            "personal": hp.alpha * loss(personal, batch.y) + (1 - hp.alpha) * from_meme,
-            "meme": hp.beta * loss(meme, batch.y) + (1 - hp.beta) * from_personal,
+            "personal": taught(personal, batch.y, meme, hp.alpha, 1 - hp.alpha, hp.temperature),
+            "meme": taught(meme, batch.y, personal, hp.beta, 1 - hp.beta, hp.temperature),
         }

@@ -98,9 +98,9 @@ class DML(Mutual):
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Deep mutual learning (Zhang et al. 2018), fml-2023 Eq. (4)."""
-        loss, divergence = batch.task.loss, batch.task.divergence
+        taught = batch.task.taught
         personal, meme = models["personal"](batch.x), models["meme"](batch.x)
         return {
-            "personal": loss(personal, batch.y) + divergence(meme.detach(), personal, hp.temperature),
-            "meme": loss(meme, batch.y) + divergence(personal.detach(), meme, hp.temperature),
+            "personal": taught(personal, batch.y, meme, 1, 1, hp.temperature),
+            "meme": taught(meme, batch.y, personal, 1, 1, hp.temperature),
         }
