@@ -40,26 +40,30 @@ def case(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
     return CASES[request.param]
 
 
+def of(metric: str, p: Tensor, y: Tensor) -> float | None:
+    return metrics.scalars(p, y)[metric]
+
+
 def test_labels_against_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
     p, y = case
     predicted, present = p.numpy().argmax(1), np.unique(y)
-    assert metrics.accuracy(p, y) == pytest.approx(sk.accuracy_score(y, predicted))
-    assert metrics.macro_f1(p, y) == pytest.approx(sk.f1_score(y, predicted, labels=present, average="macro"))
+    assert of("accuracy", p, y) == pytest.approx(sk.accuracy_score(y, predicted))
+    assert of("macro_f1", p, y) == pytest.approx(sk.f1_score(y, predicted, labels=present, average="macro"))
     recall = sk.recall_score(y, predicted, labels=present, average="macro")
-    assert metrics.balanced_accuracy(p, y) == pytest.approx(recall)
+    assert of("balanced_accuracy", p, y) == pytest.approx(recall)
     assert metrics.confusion(p, y).tolist() == sk.confusion_matrix(y, predicted, labels=range(6)).tolist()
 
 
 def test_auroc_against_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
     p, y = case
     areas = [sk.roc_auc_score(y == c, p[:, c]) for c in np.unique(y)]
-    assert metrics.auroc(p, y) == pytest.approx(np.mean(areas))
+    assert of("auroc", p, y) == pytest.approx(np.mean(areas))
 
 
 def test_log_loss_against_scikit_learn_and_cross_entropy() -> None:
     p, y = CASES["few classes"]
-    assert metrics.log_loss(p, y) == pytest.approx(sk.log_loss(y, p, labels=range(6)))
-    assert metrics.log_loss(p, y) == pytest.approx(cross_entropy(p.log(), y).item())
+    assert of("loss", p, y) == pytest.approx(sk.log_loss(y, p, labels=range(6)))
+    assert of("loss", p, y) == pytest.approx(cross_entropy(p.log(), y).item())
 
 
 def test_ece_by_a_loop(case: tuple[Tensor, Tensor]) -> None:
@@ -73,14 +77,14 @@ def test_ece_by_a_loop(case: tuple[Tensor, Tensor]) -> None:
             sure = np.mean([float(p[i].max()) for i in inside])
             expected += len(inside) / len(y) * abs(right - sure)
     assert expected > 0
-    assert metrics.ece(p, y) == pytest.approx(expected)
+    assert of("ece", p, y) == pytest.approx(expected)
 
 
 def test_macro_f1_leaves_out_classes_that_are_only_predicted() -> None:
     p, y = torch.eye(3)[[0, 0, 1, 2]], torch.tensor([0, 0, 1, 1])
-    assert metrics.macro_f1(p, y) == pytest.approx((1 + 2 / 3) / 2)
+    assert of("macro_f1", p, y) == pytest.approx((1 + 2 / 3) / 2)
     assert sk.f1_score(y, p.argmax(1), average="macro", zero_division=0) == pytest.approx((1 + 2 / 3) / 3)
-    assert metrics.balanced_accuracy(p, y) == pytest.approx(0.75)
+    assert of("balanced_accuracy", p, y) == pytest.approx(0.75)
 
 
 def test_perfect_predictions() -> None:
@@ -106,22 +110,22 @@ def test_uniform_predictions() -> None:
 
 def test_auroc_counts_ties_half_and_inverted_scores_as_zero() -> None:
     y = torch.tensor([1, 1, 0])
-    assert metrics.auroc(torch.tensor([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]), y) == 0.75
-    assert metrics.auroc(torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.25, 0.75]]), y) == 0.0
+    assert of("auroc", torch.tensor([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]), y) == 0.75
+    assert of("auroc", torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.25, 0.75]]), y) == 0.0
 
 
 def test_ece_of_overconfidence() -> None:
     p = torch.tensor([[0.9, 0.1]], dtype=torch.float64).repeat(10, 1)
-    assert metrics.ece(p, torch.tensor([0] * 6 + [1] * 4)) == pytest.approx(0.3)
+    assert of("ece", p, torch.tensor([0] * 6 + [1] * 4)) == pytest.approx(0.3)
 
 
 def test_ece_bins_are_fifteen_and_closed_above() -> None:
     # 0.95 and 0.99 share the last bin of 15, so their gaps of +0.05 and −0.99 are added before the modulus.
     p, y = torch.tensor([[0.95, 0.05], [0.99, 0.01]], dtype=torch.float64), torch.tensor([0, 1])
-    assert metrics.ece(p, y) == pytest.approx((0.99 - 0.05) / 2)
+    assert of("ece", p, y) == pytest.approx((0.99 - 0.05) / 2)
     # 0.6 is the upper edge of a bin, 0.61 lies in the next: their gaps stay apart.
     p = torch.tensor([[0.6, 0.4], [0.61, 0.39]], dtype=torch.float64)
-    assert metrics.ece(p, y) == pytest.approx((0.4 + 0.61) / 2)
+    assert of("ece", p, y) == pytest.approx((0.4 + 0.61) / 2)
 
 
 def test_one_class_has_no_auroc() -> None:
@@ -146,7 +150,7 @@ def test_scalars_are_plain_floats_by_name() -> None:
 
 
 def test_zero_probability_of_the_label_is_a_large_finite_loss() -> None:
-    loss = metrics.log_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    loss = of("loss", torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     assert loss == pytest.approx(-np.log(np.finfo(np.float32).tiny))
 
 

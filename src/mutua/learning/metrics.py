@@ -7,96 +7,93 @@ every number is None.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
 
 Array = np.ndarray
-Metric = Callable[[Tensor | Array, Tensor | Array], float | None]
 
 ECE_BINS = 15
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-def _metric(function: Callable[[Array, Array], float | None]) -> Metric:
-    """A metric written for NumPy, taking tensors; None without samples."""
+class Judged:
+    """Probabilities beside labels, and what several metrics need of them, found once."""
 
-    @wraps(function)
-    def metric(probabilities: Tensor | Array, y: Tensor | Array) -> float | None:
-        return function(*_arrays(probabilities, y)) if len(y) else None
+    def __init__(self, probabilities: Tensor, y: Tensor) -> None:
+        self.p: Array = probabilities.detach().double().cpu().numpy()
+        self.y: Array = y.cpu().numpy()
 
-    return metric
+    @cached_property
+    def predicted(self) -> Array:
+        """Every sample's most probable class."""
+        predicted: Array = self.p.argmax(1)
+        return predicted
 
+    @cached_property
+    def present(self) -> Array:
+        """The classes that occur in the labels."""
+        return np.unique(self.y)
 
-def _arrays(probabilities: Tensor | Array, y: Tensor | Array) -> tuple[Array, Array]:
-    p = probabilities.detach().double().cpu().numpy() if isinstance(probabilities, Tensor) else probabilities
-    return p, y.cpu().numpy() if isinstance(y, Tensor) else y
-
-
-def _confusion(p: Array, y: Array) -> Array:
-    classes = p.shape[1]
-    return np.bincount(y * classes + p.argmax(1), minlength=classes**2).reshape(classes, classes)
+    @cached_property
+    def counts(self) -> Array:
+        """The confusion matrix."""
+        classes = self.p.shape[1]
+        return np.bincount(self.y * classes + self.predicted, minlength=classes**2).reshape(classes, classes)
 
 
 def confusion(probabilities: Tensor, y: Tensor) -> Array:
-    """Counts (C, C): the row is the true class, the column the predicted one; zeros without samples."""
-    if len(y) == 0:
-        return np.zeros((probabilities.shape[1],) * 2, dtype=np.int64)
-    return _confusion(probabilities.detach().cpu().numpy(), y.cpu().numpy())
+    """Counts (C, C): the row is the true class, the column the predicted one."""
+    return Judged(probabilities, y).counts
 
 
-@_metric
-def accuracy(p: Array, y: Array) -> float:
+def accuracy(said: Judged) -> float:
     """Share of samples whose most probable class is the label."""
-    return float((p.argmax(1) == y).mean())
+    return float((said.predicted == said.y).mean())
 
 
-@_metric
-def balanced_accuracy(p: Array, y: Array) -> float:
+def balanced_accuracy(said: Judged) -> float:
     """Mean recall over the classes that occur in y."""
-    counts, present = _confusion(p, y), np.unique(y)
-    return float((counts.diagonal() / counts.sum(1).clip(1))[present].mean())
+    recall = said.counts.diagonal() / said.counts.sum(1).clip(1)
+    return float(recall[said.present].mean())
 
 
-@_metric
-def macro_f1(p: Array, y: Array) -> float:
+def macro_f1(said: Judged) -> float:
     """Mean F1 over the classes that occur in y (scikit-learn's default adds the classes only predicted)."""
-    counts, present = _confusion(p, y), np.unique(y)
-    f1 = 2 * counts.diagonal() / (counts.sum(0) + counts.sum(1)).clip(1)
-    return float(f1[present].mean())
+    f1 = 2 * said.counts.diagonal() / (said.counts.sum(0) + said.counts.sum(1)).clip(1)
+    return float(f1[said.present].mean())
 
 
-@_metric
-def auroc(p: Array, y: Array) -> float | None:
+def auroc(said: Judged) -> float | None:
     """Mean one-vs-rest area under the ROC curve, of classes with both positives and negatives; else None."""
-    areas = []
-    for c in np.unique(y):
-        positives, negatives = p[y == c, c], np.sort(p[y != c, c])
-        if len(negatives):
-            # Negatives below each positive, ties counted half: the rank-sum statistic with mid-ranks.
-            below, upto = (np.searchsorted(negatives, positives, side) for side in ("left", "right"))
-            areas.append((below + upto).mean() / (2 * len(negatives)))
+    columns, total = np.ascontiguousarray(said.p.T), len(said.y)
+    ranked, areas = np.sort(columns, axis=1), []
+    for c in said.present:
+        positives = columns[c][said.y == c]
+        n = len(positives)
+        if n < total:
+            # Twice how many a positive is above, ties counted half: n² of it is above positives, itself included.
+            pairs = ranked[c].searchsorted(positives, "left") + ranked[c].searchsorted(positives, "right")
+            areas.append((pairs.sum() - n * n) / (2 * n * (total - n)))
     return float(np.mean(areas)) if areas else None
 
 
-@_metric
-def log_loss(p: Array, y: Array) -> float:
+def log_loss(said: Judged) -> float:
     """Mean −ln of the label's probability, which counts as at least float32's smallest (a loss of 87.3)."""
-    return float(-np.log(np.maximum(p[np.arange(len(y)), y], SMALLEST)).mean())
+    return float(-np.log(np.maximum(said.p[np.arange(len(said.y)), said.y], SMALLEST)).mean())
 
 
-@_metric
-def ece(p: Array, y: Array) -> float:
+def ece(said: Judged) -> float:
     """Expected calibration error: 15 bins of equal width, closed above, on the top probability."""
-    top = p.max(1)
+    top = said.p.max(1)
     # A diverged model's NaN falls into the first bin and makes the sum NaN, as it should.
     bins = np.nan_to_num(np.ceil(top * ECE_BINS) - 1).clip(0, ECE_BINS - 1).astype(int)
-    gaps = np.bincount(bins, weights=(p.argmax(1) == y) - top, minlength=ECE_BINS)
-    return float(np.abs(gaps).sum() / len(y))
+    gaps = np.bincount(bins, weights=(said.predicted == said.y) - top, minlength=ECE_BINS)
+    return float(np.abs(gaps).sum() / len(said.y))
 
 
-SCALARS: dict[str, Metric] = {
+SCALARS: dict[str, Callable[[Judged], float | None]] = {
     "accuracy": accuracy,
     "loss": log_loss,
     "balanced_accuracy": balanced_accuracy,
@@ -108,5 +105,5 @@ SCALARS: dict[str, Metric] = {
 
 def scalars(probabilities: Tensor, y: Tensor) -> dict[str, float | None]:
     """Every metric that is one number, by name; `loss` is the log-loss."""
-    given = _arrays(probabilities, y)
-    return {name: metric(*given) for name, metric in SCALARS.items()}
+    said = Judged(probabilities, y)
+    return {name: metric(said) if len(y) else None for name, metric in SCALARS.items()}
