@@ -38,8 +38,9 @@ def run(
     """Run a method over a federation, from its beginning or from where it stands.
 
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
-    evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once,
-    one a core if not given; it changes no byte of the result. `faults` make clients fail on purpose.
+    evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once:
+    if not given one a core, or one in all on a GPU. It changes no byte of the result. `faults` make clients fail
+    on purpose.
     """
     if not isinstance(method, Method):
         raise InputError(f"method: {method!r}; give an object, such as mutua.methods.FML(alpha=0.5)")
@@ -119,6 +120,5 @@ def _engine(name: str, workers: int | None) -> Engine:
     if workers is not None and workers < 1:
         raise InputError(f"workers: {workers}; give 1 or more, or nothing for one a core")
     from mutua.engines.local import LocalEngine
-    from mutua.engines.workers import cores
 
-    return LocalEngine(workers=cores() if workers is None else workers)
+    return LocalEngine(workers=workers)

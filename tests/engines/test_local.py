@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import mutua
 from mutua.engines.local import LocalEngine, device
-from mutua.errors import Fault, InputError
+from mutua.engines.workers import Workers
+from mutua.errors import Fault, InputError, RunError
 from mutua.federation import Federation
 from mutua.learning.optimizers import Stepper
 from mutua.message import Message, Tensors, weights
@@ -25,6 +28,7 @@ Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked, on Linux only")
 MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
 
 
@@ -313,6 +317,32 @@ def test_devices_by_name() -> None:
     for name in missing:
         with pytest.raises(InputError, match=f"'{name}' is not on this machine"):
             device(name)
+
+
+@linux
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would do the work")
+def test_on_a_gpu_clients_work_one_by_one_or_as_many_at_once_as_asked(
+    federate: Federate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU one can see no more than who goes for it: this process, or a worker before its first task."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    crews = []
+    monkeypatch.setattr(Workers, "_greet", lambda self, worker: crews.append(len(self.processes)))
+    for workers, deadline, processes in ((None, None, 0), (1, None, 0), (2, None, 2), (9, None, 3), (None, 5, 1)):
+        crews.clear()
+        federation = federate([5, 5, 5])
+        engine = LocalEngine(workers=workers)
+        engine.open(Job(FML(), Plan(device="cuda", deadline=deadline), federation.global_model), federation)
+        engine.close()
+        assert crews == [processes] * processes
+
+
+@linux
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would do the work")
+def test_workers_that_cannot_use_the_gpu_say_so(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(RunError, match=r"workers: .*CUDA.*; use --workers 1"):
+        mutua.run(FML(), federate(), device="cuda", workers=2)
 
 
 def test_other_engines_are_refused_by_name(federate: Federate) -> None:

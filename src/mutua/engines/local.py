@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mutua.engines.workers import Task, Workers, can_fork
+from mutua.engines.workers import Task, Workers, can_fork, cores
 from mutua.errors import Fault, InputError
 from mutua.federation import Federation
 from mutua.learning.evaluation import batches, is_union, probabilities
@@ -29,7 +30,8 @@ from mutua.store import State, Store
 class LocalEngine:
     """Clients work on one thread each, so a run's bytes do not depend on the number of workers or cores."""
 
-    workers: int = field(default=1, kw_only=True)
+    workers: int | None = field(default=1, kw_only=True)
+    """How many clients work at once; None is one a core, and one by one on a GPU."""
     _crew: Workers | None = field(default=None, init=False)
 
     def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
@@ -38,20 +40,18 @@ class LocalEngine:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self.modules = Modules(device(job.plan.device))
-        # A GPU is one for all.
-        able, deadline = self.modules.device.type == "cpu" and can_fork(), job.plan.deadline
-        if deadline is not None and not able:
+        place, deadline = self.modules.device.type, job.plan.deadline
+        if deadline is not None and not can_fork():
             raise InputError(
-                f"deadline: {deadline:g}, but only a worker process can be ended, on Linux and with device 'cpu'; "
-                "leave it out"
+                f"deadline: {deadline:g}, but only a worker process can be ended, on Linux; leave it out"
             )
         self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
         self._seconds: dict[tuple[str, str], float] = {}
         self._common_is_union = is_union(federation.test, [client.test for client in federation.clients])
         # Without a deadline, a lone worker or client had better stay here.
-        several = self.workers > 1 and len(self.stores) > 1
-        wanted = able and (several or deadline is not None)
-        self._crew = Workers(self._do, self.workers, len(self.stores)) if wanted else None
+        number = (cores() if place == "cpu" else 1) if self.workers is None else self.workers
+        wanted = can_fork() and (deadline is not None or (number > 1 and len(self.stores) > 1))
+        self._crew = Workers(self._do, number, len(self.stores), place) if wanted else None
 
     def start(self) -> None:
         """Every client's `start`, as round 0."""
@@ -195,6 +195,8 @@ class LocalEngine:
 
 def device(name: str) -> torch.device:
     """The device of this name; `auto` is the best there is."""
+    # Else the question alone would keep workers, forked later, from using the GPU.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         name = next(name for name in ("cuda", "mps", "cpu") if there[name])

@@ -93,11 +93,13 @@ class Workers:
     cores.
     """
 
-    def __init__(self, do: Do, number: int, most: int) -> None:
-        """`number` tasks at once; never more than `most` in a list."""
+    def __init__(self, do: Do, number: int, most: int, device: str = "cpu") -> None:
+        """`number` tasks at once, which use this device; never more than `most` in a list."""
         self.number = number
         self._work = do
-        processes = max(1, min(2 * number - 1, most))
+        self._device = device
+        # A GPU shares itself out, and every process that uses it takes some of its memory.
+        processes = max(1, min(2 * number - 1 if device == "cpu" else number, most))
         self.arena = Arena(processes + 1)
         cores = list(os.sched_getaffinity(0))
         # With fewer workers than cores, nobody knows which of the cores others leave alone.
@@ -261,7 +263,7 @@ class Workers:
         context = multiprocessing.get_context("fork")
         try:
             here, there = context.Pipe()
-            given = self._work, self.arena, process, there, [*self.lines, here], os.getpid()
+            given = self._work, self.arena, process, there, [*self.lines, here], os.getpid(), self._device
             worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
             with warnings.catch_warnings(), forking():
                 # Python warns of threads in this process, such as a progress bar's; workers need none of them.
@@ -299,7 +301,9 @@ def _fault(worker: int, task: Task, reason: str) -> Answer:
     return Fault(where, reason), Span(worker + 1, task.what, task.client, now, now, 0.0)
 
 
-def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Connection], parent: int) -> None:
+def _serve(
+    do: Do, arena: Arena, process: int, line: Connection, others: list[Connection], parent: int, device: str
+) -> None:
     """A worker's life: until the line is closed."""
     for asked in (signal.SIGINT, signal.SIGTERM):  # to stop in good order is the forking process's affair
         signal.signal(asked, signal.SIG_IGN)
@@ -310,7 +314,7 @@ def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Co
     arena.become(process)
     torch.set_num_threads(1)
     keep_memory()
-    line.send_bytes(_unfit().encode())
+    line.send_bytes(_unfit(device).encode())
     while True:
         try:
             freed, parcel = pickle.loads(line.recv_bytes())
@@ -330,11 +334,11 @@ def _serve(do: Do, arena: Arena, process: int, line: Connection, others: list[Co
         line.send_bytes(pickle.dumps((found, span)))
 
 
-def _unfit() -> str:
+def _unfit(device: str) -> str:
     """Why this process cannot train, if it cannot: torch refuses after a fork that came too late beside a GPU."""
     try:
-        torch.zeros((), requires_grad=True).backward()
-    except RuntimeError as error:
+        torch.zeros((), device=device, requires_grad=True).backward()
+    except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
     return ""
 
