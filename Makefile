@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long bench bench-quick lint format clean
+.PHONY: demo test test-long bench bench-engine bench-quick lint format clean
 
 demo: .venv/installed
 	$(BIN)/mutua demo
@@ -16,6 +16,8 @@ test-long: .venv/installed-dev
 # How fast it is beside a plain PyTorch loop: about ten minutes, on a machine with nothing else to do.
 bench: .venv/installed
 	$(BIN)/python benchmarks/speed.py
+
+bench-engine: .venv/installed
 	$(BIN)/python benchmarks/overhead.py
 
 # Under a minute; fails where a ratio has fallen below 85 % of the recorded one.

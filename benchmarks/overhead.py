@@ -41,8 +41,7 @@ class Clock:
     def watch(self) -> None:
         """Time every step from now on."""
         trainer.Trainer.step = self._timed(trainer.Trainer.step, "_steps")  # type: ignore[method-assign]
-        for name in ("enter", "leave"):
-            setattr(trainer._Stream, name, self._timed(getattr(trainer._Stream, name), "_streams"))
+        trainer._seed = self._timed(trainer._seed, "_streams")
 
     def _timed(self, function: Callable[..., Any], total: str) -> Callable[..., Any]:
         def timed(*given: Any) -> None:

@@ -61,9 +61,9 @@ class Workload:
 
 
 MLP = Workload("MLP, 5 clients", "mlp", 5, 128, 2560, 256, 2.2, 15)
-LENET_5 = Workload("LeNet5, 5 clients", "lenet5", 5, 128, 1280, 128, 1.6, 9)
+LENET_5 = Workload("LeNet5, 5 clients", "lenet5", 5, 128, 1280, 128, 1.6, 7)
 LENET_20 = Workload("LeNet5, 20 clients", "lenet5", 20, 16, 320, 32, 2.3, 6)
-CNN1_5 = Workload("CNN1, 5 clients", "cnn1", 5, 128, 1280, 128, 1.6, 9)
+CNN1_5 = Workload("CNN1, 5 clients", "cnn1", 5, 128, 1280, 128, 1.6, 7)
 CNN2 = Workload("CNN2, 5 clients", "cnn2", 5, 128, 256, 26, 1.7, 3)
 CNN1_100 = Workload("CNN1, 100 clients", "cnn1", 100, 10, 100, 10, 2.3, 5)
 RESNET18 = Workload("ResNet18, 4 clients", "resnet18", 4, 32, 64, 6, 1.0, 2, channels=3, size=32)
