@@ -13,10 +13,11 @@ test: .venv/installed-dev lint
 test-long: .venv/installed-dev
 	$(BIN)/python -m pytest -m long
 
-# How fast it is beside a plain PyTorch loop: about ten minutes, on a machine with nothing else to do.
+# How fast it is beside a plain PyTorch loop: about eight minutes, on a machine with nothing else to do.
 bench: .venv/installed
 	$(BIN)/python benchmarks/speed.py
 
+# What the engine costs beside bare steps, and how cost grows with clients: two and a half minutes.
 bench-engine: .venv/installed
 	$(BIN)/python benchmarks/overhead.py
 
