@@ -179,3 +179,12 @@ def test_taught_by_a_model_of_another_precision(kinds: tuple[torch.dtype, torch.
     for teacher, student in ((one, two), (two, one)):
         expected = 0.5 * cross_entropy(student, labels()) + 0.5 * kl(teacher, student)
         assert taught(student, labels(), teacher, 0.5, 0.5).item() == pytest.approx(expected.item(), rel=0.02)
+
+
+def test_logits_may_lie_in_memory_as_they_like() -> None:
+    teacher, student = logits("teacher"), logits("student")
+    turned = [x.T.contiguous().T for x in (teacher, student)]
+    assert not turned[0].is_contiguous()
+    assert torch.equal(kl(*turned), kl(teacher, student))
+    apart = taught(turned[1], labels(), turned[0], 0.3, 0.7) - taught(student, labels(), teacher, 0.3, 0.7)
+    assert float(apart) == 0
