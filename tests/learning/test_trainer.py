@@ -98,7 +98,7 @@ def test_no_epochs_are_no_batches() -> None:
     assert seen(loader(4, 2).epochs(0)) == []
 
 
-def test_stored_bytes_become_the_models_input_whether_or_not_prepared_at_once() -> None:
+def test_stored_bytes_become_the_models_input_however_many_are_drawn() -> None:
     x = torch.arange(8 * 4, dtype=torch.uint8).view(8, 1, 2, 2)
     samples = Samples(x, torch.arange(8) % 3, TASK.classes, Preprocess(1 / 255, (0.5,), (0.25,)))
     few, many = (list(Loader(samples, TASK, 2, torch_stream(0, "batches")).steps(number)) for number in (1, 8))

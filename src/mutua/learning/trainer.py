@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
@@ -71,27 +70,18 @@ class Loader:
         self.samples, self.task, self.batch_size = samples, task, batch_size
         self.generator, self.join_single = generator, join_single
         self.augmentations, self.device, self.channels_last = augmentations, device, channels_last
-        self.labels = samples.y.to(device)
-        self._prepared: Tensor | None = None
 
     def epochs(self, number: int) -> Iterator[Batch]:
         """Every sample so many times."""
-        if number:
-            self._prepare()
         for _ in range(number):
-            yield from self._epoch()
+            yield from self._epoch(self._cuts())
 
     def steps(self, number: int) -> Iterator[Batch]:
         """So many batches, shuffled anew whenever the samples run out."""
-        # Normalising all samples once is cheaper as soon as each is drawn about once.
-        if number * self.batch_size >= len(self.samples):
-            self._prepare()
-        endless = chain.from_iterable(self._epoch() for _ in repeat(None))
-        yield from islice(endless, number)
-
-    def _prepare(self) -> None:
-        if self._prepared is None:
-            self._prepared = self._ready(self.samples.x)
+        while number > 0:
+            cuts = self._cuts()[:number]
+            number -= len(cuts)
+            yield from self._epoch(cuts)
 
     def _cuts(self) -> list[Tensor]:
         """The positions of an epoch's samples, batch by batch."""
@@ -102,23 +92,21 @@ class Loader:
             cuts.append(torch.cat([cuts.pop() if cuts else last, last]))
         return cuts
 
-    def _epoch(self) -> Iterator[Batch]:
-        for cut in self._cuts():
-            at = cut.to(self.device)
-            if self._prepared is None:
-                chosen = self._ready(self.samples.x.index_select(0, cut))
-            else:
-                chosen = self._prepared.index_select(0, at)
-            x = images(chosen) if self.channels_last else chosen
-            if self.augmentations:
-                x = augment(x, self.augmentations, self.generator)
-            yield Batch(x, self.labels.index_select(0, at), self.task, cut)
-
-    def _ready(self, x: Tensor) -> Tensor:
-        """A model's inputs, one row a sample; channels lie last where the models want them so."""
+    def _epoch(self, cuts: Sequence[Tensor]) -> Iterator[Batch]:
+        """Batches of these samples, which are put in order and made a model's input all at once."""
+        order, sizes = torch.cat(list(cuts)), [len(cut) for cut in cuts]
         # Stored bytes cross to a GPU, which makes numbers of them: a quarter of the traffic.
-        x = self.samples.preprocess(x.to(self.device, non_blocking=True))
-        return rows(x) if self.channels_last else x
+        x, y = (
+            stored.index_select(0, order).to(self.device, non_blocking=True)
+            for stored in (self.samples.x, self.samples.y)
+        )
+        x = self.samples.preprocess(x)
+        if self.channels_last:
+            x = images(rows(x))
+        for cut, inputs, labels in zip(cuts, x.split(sizes), y.split(sizes), strict=True):
+            if self.augmentations:
+                inputs = augment(inputs, self.augmentations, self.generator)
+            yield Batch(inputs, labels, self.task, cut)
 
 
 class Trainer:
