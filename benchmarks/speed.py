@@ -29,9 +29,10 @@ import mutua
 import mutua.result
 from mutua.data.samples import Samples, together
 from mutua.federation import Client, Federation, build
+from mutua.message import Tensors
 from mutua.models import Architecture
 from mutua.participant import initial_seed
-from mutua.rounds import Event, RoundEnded, RoundStarted
+from mutua.rounds import Event, Reached, RoundEnded, RoundStarted
 from mutua.seeds import derive, private, torch_stream
 
 RECORDED = Path(__file__).with_name("recorded.json")
@@ -109,24 +110,23 @@ class Race:
             self.loop.round(batches)
             took = time.perf_counter() - began
             torch.set_num_threads(1)
-            if event.round == 1:
-                self.after_one = {name: array.clone() for name, array in self.loop.shared.state_dict().items()}
-            else:
+            if event.round > 1:
                 self.mine.append(mine)
                 self.plain.append(took)
+        elif isinstance(event, Reached) and event.standing.round == 1:
+            self.apart = apart(event.standing.server["global"], self.loop.shared.state_dict())
 
     @property
     def ratios(self) -> list[float]:
         """The plain loop's time over mutua's, round by round."""
         return [b / a for a, b in zip(self.mine, self.plain, strict=True)]
 
-    def difference(self) -> float:
-        """How far the two globals are apart after one round, relative to their size."""
-        found = fml(self.workload, self.federation, 1).global_state
-        assert found is not None
-        floats = [name for name, array in found.items() if array.is_floating_point()]
-        mine, other = (torch.cat([state[n].flatten() for n in floats]) for state in (found, self.after_one))
-        return float((mine - other).norm() / other.norm())
+
+def apart(mine: Tensors, theirs: Tensors) -> float:
+    """How far two globals are from each other, relative to their size."""
+    floats = [name for name, array in mine.items() if array.is_floating_point()]
+    one, other = (torch.cat([state[n].flatten() for n in floats]) for state in (mine, theirs))
+    return float((one - other).norm() / other.norm())
 
 
 def fml(
@@ -266,13 +266,12 @@ def main() -> int:
             flush=True,
         )
         if not given.quick:
-            apart, share = race.difference(), flops(race) / mine / peak()
-            print(f"{workload.bar:6.1f}{share:9.0%}{apart:10.1e}", flush=True)
-            if apart > 1e-4:
-                fallen.append(f"{workload.name}: weights differ by {apart:.1e}")
-        elif given.record:
+            print(f"{workload.bar:6.1f}{flops(race) / mine / peak():9.0%}{race.apart:10.1e}", flush=True)
+        if race.apart > 1e-4:
+            fallen.append(f"{workload.name}: weights differ by {race.apart:.1e}")
+        if given.record:
             recorded[workload.name] = round(ratio, 2)
-        elif workload.name not in recorded:
+        elif given.quick and workload.name not in recorded:
             fallen.append(f"{workload.name}: nothing recorded to compare with; run with --record first")
         elif ratio < floor:
             fallen.append(f"{workload.name}: {ratio:.2f} is below {FLOOR:.0%} of {recorded[workload.name]:.2f}")
