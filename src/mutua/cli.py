@@ -57,7 +57,9 @@ Device = Annotated[
 EngineName = Annotated[str, typer.Option(help="Where clients run: local.", metavar="NAME")]
 Workers = Annotated[
     int | None,
-    typer.Option(help="Clients at work at once; else one a core, one on a GPU. Changes no result.", metavar="N"),
+    typer.Option(
+        help="Clients at work at once; else one a core, one on a GPU. Changes no result on CPUs.", metavar="N"
+    ),
 ]
 AtOnce = Annotated[
     int | None, typer.Option(help="Runs at once, each in a process; else one a core.", min=1, metavar="N")

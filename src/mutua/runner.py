@@ -39,8 +39,8 @@ def run(
 
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once:
-    if not given one a core, or one in all on a GPU. It changes no byte of the result. `faults` make clients fail
-    on purpose.
+    if not given one a core, or one in all on a GPU. On CPUs it changes no byte of the result. `faults` make
+    clients fail on purpose.
     """
     if not isinstance(method, Method):
         raise InputError(f"method: {method!r}; give an object, such as mutua.methods.FML(alpha=0.5)")
@@ -118,7 +118,7 @@ def _engine(name: str, workers: int | None) -> Engine:
     if name not in ENGINES:
         raise InputError(f"engine: '{name}' is not an engine; {suggest(name, ENGINES)}")
     if workers is not None and workers < 1:
-        raise InputError(f"workers: {workers}; give 1 or more, or nothing for one a core")
+        raise InputError(f"workers: {workers}; give 1 or more, or nothing for one a core, one on a GPU")
     from mutua.engines.local import LocalEngine
 
     return LocalEngine(workers=workers)

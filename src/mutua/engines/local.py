@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -39,8 +40,10 @@ class LocalEngine:
         self.job, self.federation = job, federation
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        self.modules = Modules(device(job.plan.device))
-        place, deadline = self.modules.device.type, job.plan.deadline
+        deadline = job.plan.deadline
+        forks = can_fork() and (deadline is not None or (self.workers or 1) > 1)
+        self.modules = Modules(device(job.plan.device, forks=forks))
+        place = self.modules.device.type
         if deadline is not None and not can_fork():
             raise InputError(
                 f"deadline: {deadline:g}, but only a worker process can be ended, on Linux; leave it out"
@@ -193,13 +196,26 @@ class LocalEngine:
         return probabilities(model, batches(self.federation.test)[number], client.task, self.modules.device)
 
 
-def device(name: str) -> torch.device:
-    """The device of this name; `auto` is the best there is."""
-    # Else the question alone would keep workers, forked later, from using the GPU.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+def device(name: str, *, forks: bool = False) -> torch.device:
+    """The device of this name; `auto` is the best there is. `forks`: workers are to be forked that use it."""
+    with _asking_the_driver() if forks else nullcontext():
+        cuda = torch.cuda.is_available()
+    there = {"cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
     if name == "auto":
         name = next(name for name in ("cuda", "mps", "cpu") if there[name])
     if not there[name]:
         raise InputError(f"device: '{name}' is not on this machine; use 'auto' or 'cpu'")
     return torch.device(name)
+
+
+@contextmanager
+def _asking_the_driver() -> Iterator[None]:
+    """In here torch asks the GPU's driver what there is: who asks CUDA itself spoils it for all that it forks."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    yield
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before
