@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from mutua.engines.workers import Workers
 from mutua.errors import InputError, RunError
 from mutua.federation import Federation
 from mutua.history import Row
@@ -101,13 +102,26 @@ def left(place: Path) -> dict[str, Any]:
 
 
 def work_in(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutua.engines.workers.cores", lambda: processes)
+    monkeypatch.setattr("mutua.engines.local.cores", lambda: processes)
 
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested does not depend on workers, except where a test has some; they would only cost time."""
     work_in(1, monkeypatch)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_these_tests_work_in_as_many_processes_as_they_say(
+    processes: int, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crews = []
+    monkeypatch.setattr("mutua.engines.local.Workers", lambda *given: crews.append(Workers(*given)) or crews[-1])
+    federation, *_ = whole("fml")
+    crews.clear()
+    work_in(processes, monkeypatch)
+    begin(recipe_of("fml"), tmp_path / "run", federation)
+    assert [crew.number for crew in crews] == [2] * (processes - 1)
 
 
 @pytest.fixture(scope="module")
