@@ -167,7 +167,8 @@ def hand_entropy(federation: Federation, client: str, meme: Tensors, build: Any,
     model = build(samples.channels, len(samples.classes))
     model.load_state_dict(meme)
     model.train(training)
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)  # in training a model may draw
         logits = model(samples.x).numpy()
     return float(entropy(softmax(logits, axis=1)).mean())
 
@@ -198,7 +199,7 @@ def test_the_merge_is_a_softmax_of_minus_the_trained_memes_entropy_in_evaluation
     if net == "normed":
         meme = run.engine.replies[3, "a"].message.arrays("meme")
         assert hand_entropy(federation, "a", meme, build, training=True) != pytest.approx(
-            run.engine.replies[3, "a"].message.number("meme_entropy"), abs=1e-3
+            run.engine.replies[3, "a"].message.number("meme_entropy"), abs=1e-6
         )
 
 
