@@ -133,6 +133,44 @@ def test_augmentation_draws_from_the_clients_stream() -> None:
     assert 0 < int(turned.sum()) < 12
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("colours", [1, 3])
+def test_blocks_of_batches_change_nothing(last: bool, colours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randint(256, (11, colours, 4, 4), dtype=torch.uint8, generator=torch_stream(0, "x"))
+    means = tuple(0.1 * c for c in range(colours))
+    samples = Samples(x, torch.arange(11) % 3, TASK.classes, Preprocess(1 / 255, means, (0.5,) * colours))
+
+    def batches() -> list[Batch]:
+        loader = Loader(
+            samples, TASK, 2, torch_stream(0, "b"), augmentations=["crop"], channels_last=last, join_single=True
+        )
+        return [*loader.epochs(2), *loader.steps(7)]
+
+    whole = batches()
+    for samples_a_block in (1, 5):
+        monkeypatch.setattr("mutua.learning.trainer.BLOCK", samples_a_block * x[0].numel())
+        for one, other in zip(whole, batches(), strict=True):
+            assert torch.equal(one.x, other.x)
+            assert torch.equal(one.y, other.y)
+            assert torch.equal(one.index, other.index)
+    plain = list(Loader(samples, TASK, 2, torch_stream(0, "b"), channels_last=last).epochs(1))
+    for batch in plain:
+        by_hand = samples.preprocess(x[batch.index]).numpy()
+        assert np.array_equal(batch.x.numpy(), by_hand)
+        assert batch.x.stride() == ((16 * colours, 1, 4 * colours, colours) if last else (16 * colours, 16, 4, 1))
+
+
+def test_a_model_may_change_its_input() -> None:
+    """By something that it learns, even: batches are slices of one tensor, which must stay out of its graph."""
+    scale = nn.Parameter(torch.tensor(2.0))
+    for batch in loader(6, 2).epochs(1):
+        expected = 2 * batch.x
+        inputs = batch.x
+        inputs *= scale
+        assert torch.equal(inputs, expected)
+        inputs.sum().backward()
+
+
 # Steps
 
 
@@ -295,6 +333,23 @@ def test_each_model_draws_from_its_own_stream_whoever_draws_beside_it() -> None:
             dropped(personal)
     assert found == expected
     assert len({str(mask) for mask in found}) > 1
+
+
+def test_how_often_a_model_is_evaluated_does_not_change_what_it_draws() -> None:
+    """Early stopping evaluates between steps, and on as many batches as there happen to be."""
+
+    def masks(evaluations: int) -> list[list[list[bool]]]:
+        model, found = dropout(), []
+        with own_streams({"m": model}, {"m": 1}):
+            for _ in range(4):
+                found.append(dropped(model).tolist())
+                model.eval()
+                for _ in range(evaluations):
+                    assert dropped(model).all()
+                model.train()
+        return found
+
+    assert masks(0) == masks(1) == masks(2)
 
 
 def test_streams_go_when_they_are_no_longer_wanted_even_after_an_error() -> None:

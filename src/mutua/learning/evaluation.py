@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples
-from mutua.learning.layout import channels_last, images, rows
+from mutua.learning.layout import channels_last, laid_out
 from mutua.learning.task import Task
 
 BATCH = 500  # large enough to fill a core, small enough to stay in its cache
@@ -28,7 +28,7 @@ def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cp
     model.eval()
     with torch.inference_mode():
         given = (samples.preprocess(x.to(device)) for x in samples.x.split(BATCH))
-        parts = [model(images(rows(x)) if last else x) for x in given]
+        parts = [model(laid_out(x) if last else x) for x in given]
     model.train(was_training)
     # Cloned: a tensor of inference mode could not be learned from.
     return torch.cat(parts).cpu().clone()

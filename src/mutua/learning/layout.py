@@ -40,11 +40,8 @@ def channels_last(model: nn.Module) -> bool:
     return any(weight.dim() == 4 and not weight.is_contiguous() for weight in model.parameters())
 
 
-def rows(x: Tensor) -> Tensor:
-    """Images (N, C, H, W) as rows (N, H, W, C), one after the other in memory."""
-    return x.permute(0, 2, 3, 1).contiguous()
-
-
-def images(rows: Tensor) -> Tensor:
-    """Such rows as images again, with strides that say channels last even where there is only one."""
-    return rows.permute(0, 3, 1, 2)
+def laid_out(x: Tensor) -> Tensor:
+    """Images (N, C, H, W) with their channels last in memory; strides say so even where there is only one."""
+    number, channels, height, width = x.shape
+    in_order = x.permute(0, 2, 3, 1).reshape(-1)
+    return in_order.view(number, height, width, channels).permute(0, 3, 1, 2)

@@ -37,7 +37,7 @@ def taught(
     teacher, student = _logs(teacher_logits, student_logits, temperature)
     q = teacher.exp().mul_(by_teacher / len(y))
     known = torch.dot(q.view(-1), teacher.view(-1))
-    q.scatter_(1, y.unsqueeze(1), by_label / len(y), reduce="add")
+    q.scatter_add_(1, y.unsqueeze(1), q.new_full((len(y), 1), by_label / len(y)))
     return known - torch.dot(q.view(-1), student.view(-1))
 
 

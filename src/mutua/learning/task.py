@@ -33,7 +33,10 @@ class Task:
         by_teacher: float,
         temperature: float = 1.0,
     ) -> Tensor:
-        """by_label · loss(student, y) + by_teacher · divergence(teacher, student); no gradient to the teacher."""
+        """by_label · loss(student, y) + by_teacher · divergence(teacher, student); no gradient to the teacher.
+
+        A task with a loss or a divergence of its own has its own sum of them too.
+        """
         return losses.taught(student, y, teacher, by_label, by_teacher, temperature)
 
     def divergences(self, teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:

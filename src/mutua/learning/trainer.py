@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples
 from mutua.data.transforms import Augment, augment
-from mutua.learning.layout import images, rows
+from mutua.learning.layout import laid_out
 from mutua.learning.optimizers import Stepper
 from mutua.learning.task import Task
 
@@ -48,6 +48,10 @@ Terms = dict[str, Tensor]
 Objective = Callable[[Models, Batch, Numbers], Terms]
 
 
+BLOCK = 2**24
+"""About so many numbers of a client's inputs (64 MB) are made ready at once."""
+
+
 class Loader:
     """Shuffled batches of a client's samples; the last partial batch is kept.
 
@@ -74,14 +78,14 @@ class Loader:
     def epochs(self, number: int) -> Iterator[Batch]:
         """Every sample so many times."""
         for _ in range(number):
-            yield from self._epoch(self._cuts())
+            yield from self._batches(self._cuts())
 
     def steps(self, number: int) -> Iterator[Batch]:
         """So many batches, shuffled anew whenever the samples run out."""
         while number > 0:
             cuts = self._cuts()[:number]
             number -= len(cuts)
-            yield from self._epoch(cuts)
+            yield from self._batches(cuts)
 
     def _cuts(self) -> list[Tensor]:
         """The positions of an epoch's samples, batch by batch."""
@@ -92,21 +96,25 @@ class Loader:
             cuts.append(torch.cat([cuts.pop() if cuts else last, last]))
         return cuts
 
-    def _epoch(self, cuts: Sequence[Tensor]) -> Iterator[Batch]:
-        """Batches of these samples, which are put in order and made a model's input all at once."""
-        order, sizes = torch.cat(list(cuts)), [len(cut) for cut in cuts]
-        # Stored bytes cross to a GPU, which makes numbers of them: a quarter of the traffic.
-        x, y = (
-            stored.index_select(0, order).to(self.device, non_blocking=True)
-            for stored in (self.samples.x, self.samples.y)
-        )
-        x = self.samples.preprocess(x)
-        if self.channels_last:
-            x = images(rows(x))
-        for cut, inputs, labels in zip(cuts, x.split(sizes), y.split(sizes), strict=True):
-            if self.augmentations:
-                inputs = augment(inputs, self.augmentations, self.generator)
-            yield Batch(inputs, labels, self.task, cut)
+    def _batches(self, cuts: Sequence[Tensor]) -> Iterator[Batch]:
+        """Batches of these samples, which are put in order and made a model's input many at once."""
+        several = max(1, BLOCK // (self.batch_size * self.samples.x[0].numel()))
+        for start in range(0, len(cuts), several):
+            block = cuts[start : start + several]
+            order, sizes = torch.cat(list(block)), [len(cut) for cut in block]
+            x, y = (stored.index_select(0, order) for stored in (self.samples.x, self.samples.y))
+            # Stored bytes are laid out and cross to a GPU, which makes numbers of them: a quarter of the traffic.
+            if self.channels_last:
+                x = laid_out(x)
+            x, y = (chosen.to(self.device, non_blocking=True) for chosen in (x, y))
+            x = self.samples.preprocess(x)
+            if self.channels_last:
+                x = laid_out(x)  # which it is, but a single channel does not say so any more
+            for cut, part, labels in zip(block, x.split(sizes), y.split(sizes), strict=True):
+                inputs = part.detach()  # else a model that changes its input would change the graph of all
+                if self.augmentations:
+                    inputs = augment(inputs, self.augmentations, self.generator)
+                yield Batch(inputs, labels, self.task, cut)
 
 
 class Trainer:
@@ -172,7 +180,7 @@ class Trainer:
 
 @contextmanager
 def own_streams(models: Models, seeds: Mapping[str, int]) -> Iterator[None]:
-    """Give each model its own random numbers: before a forward of it the generators begin at its next seed.
+    """Give each model its own random numbers: before a forward in training the generators begin at its next seed.
 
     Dropout in one model then draws the same numbers whether or not another model trains beside it. To seed is
     cheaper than to swap a generator's state, by a fiftieth of a small model's step.
@@ -190,7 +198,9 @@ def own_streams(models: Models, seeds: Mapping[str, int]) -> Iterator[None]:
         yield
 
 
-def _seed(seeds: random.Random, generators: Sequence[Any], *_: object) -> None:
+def _seed(seeds: random.Random, generators: Sequence[Any], model: nn.Module, *_: object) -> None:
+    if not model.training:  # how often a model is evaluated must not change what it draws in training
+        return
     seed = seeds.getrandbits(63)
     for generator in generators:
         generator.manual_seed(seed)
