@@ -48,8 +48,8 @@ Terms = dict[str, Tensor]
 Objective = Callable[[Models, Batch, Numbers], Terms]
 
 
-BLOCK = 2**24
-"""About so many numbers of a client's inputs (64 MB) are made ready at once."""
+BLOCK = 2**22
+"""About so many numbers of a client's inputs (16 MB) are made ready at once."""
 
 
 class Loader:
