@@ -73,12 +73,12 @@ WORKLOADS = [MLP, LENET_5, LENET_20, CNN1_5, CNN2, CNN1_100, RESNET18, CNN_5X5]
 QUICK = [
     MLP.cut(samples=1280, test=128, rounds=4),
     LENET_5.cut(samples=256, test=26, rounds=4),
-    LENET_20.cut(clients=10, samples=96, test=10, rounds=4),
+    LENET_20.cut(clients=10, samples=96, test=10, rounds=3),
     CNN1_5.cut(samples=256, test=26, rounds=4),
     CNN2.cut(batch=24, samples=24, test=6, rounds=2),
     CNN1_100.cut(clients=20, samples=30, rounds=4),
     RESNET18.cut(clients=2, batch=4, samples=4, test=2, rounds=2),
-    CNN_5X5.cut(clients=4, samples=100, test=70, rounds=4),
+    CNN_5X5.cut(clients=4, samples=100, test=70, rounds=3),
 ]
 """Together under a minute. Their ratios are compared with themselves only, not with the bars."""
 
