@@ -352,7 +352,7 @@ def test_on_a_gpu_clients_work_one_by_one_or_as_many_at_once_as_asked(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would do the work")
 def test_workers_that_cannot_use_the_gpu_say_so(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(RunError, match=r"workers: .+; use --workers 1"):
+    with pytest.raises(RunError, match=r"workers: .*(CUDA|NVIDIA).*; use --workers 1"):
         mutua.run(FML(), federate(), device="cuda", workers=2)
 
 

@@ -214,8 +214,10 @@ def _asking_the_driver() -> Iterator[None]:
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(name)
     os.environ[name] = "1"
-    yield
-    if before is None:
-        del os.environ[name]
-    else:
-        os.environ[name] = before
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

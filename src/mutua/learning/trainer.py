@@ -98,7 +98,7 @@ class Loader:
 
     def _batches(self, cuts: Sequence[Tensor]) -> Iterator[Batch]:
         """Batches of these samples, which are put in order and made a model's input many at once."""
-        several = max(1, BLOCK // (self.batch_size * self.samples.x[0].numel()))
+        several = max(1, BLOCK // (self.batch_size * self.samples.x.shape[1:].numel()))
         for start in range(0, len(cuts), several):
             block = cuts[start : start + several]
             order, sizes = torch.cat(list(block)), [len(cut) for cut in block]
