@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mutua.errors import InputError
+from mutua.models.convolution import Convolution
 
 Size = int | tuple[int, int]
 
@@ -35,7 +36,7 @@ def at_least(size: Size, least: int) -> tuple[int, int]:
     return height, width
 
 
-class ConvPool(nn.Conv2d):
+class ConvPool(Convolution):
     """Convolution, 2×2 max-pool, ReLU: pooling first gives the same numbers for a quarter of the ReLUs."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ def conv_norm(
     activation: nn.Module | None = None,
 ) -> nn.Sequential:
     """Convolution (no bias: the norm has one), batch-norm and, if given, an activation."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    conv = Convolution(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     layers = {"conv": conv, "norm": nn.BatchNorm2d(outputs)}
     return chain(**layers, activation=activation) if activation else chain(**layers)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from mutua.models.convolution import Convolution
 from mutua.models.parts import Size, at_least, chain, conv_norm, pooled_head, scaled
 from mutua.models.registry import register
 
@@ -21,17 +22,17 @@ def alexnet(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.S
     at_least(size, 8)
     c1, c2, c3, c4, c5 = (scaled(units, width) for units in (64, 192, 384, 256, 256))
     return chain(
-        conv1=nn.Conv2d(channels, c1, 11, stride=4, padding=5),
+        conv1=Convolution(channels, c1, 11, stride=4, padding=5),
         pool1=_halve(),
         relu1=nn.ReLU(),
-        conv2=nn.Conv2d(c1, c2, 5, padding=2),
+        conv2=Convolution(c1, c2, 5, padding=2),
         pool2=_halve(),
         relu2=nn.ReLU(),
-        conv3=nn.Conv2d(c2, c3, 3, padding=1),
+        conv3=Convolution(c2, c3, 3, padding=1),
         relu3=nn.ReLU(),
-        conv4=nn.Conv2d(c3, c4, 3, padding=1),
+        conv4=Convolution(c3, c4, 3, padding=1),
         relu4=nn.ReLU(),
-        conv5=nn.Conv2d(c4, c5, 3, padding=1),
+        conv5=Convolution(c4, c5, 3, padding=1),
         pool5=_halve(),
         relu5=nn.ReLU(),
         **pooled_head(c5, classes),
