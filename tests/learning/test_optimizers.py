@@ -12,6 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from scipy.special import softmax  # type: ignore[import-untyped]
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from mutua.federation import Federation
 from mutua.learning.optimizers import SGD, Adam, Optimizer, Stepper, restore, state_of
@@ -105,6 +106,30 @@ def test_adam_and_amsgrad_by_hand(name: Any) -> None:
         second = (largest if name == "amsgrad" else v) / (1 - 0.5**t)
         w -= 0.1 * m / (1 - 0.8**t) / (np.sqrt(second) + 1e-6)
     assert weights.item() == pytest.approx(w, rel=1e-9)
+
+
+@pytest.mark.parametrize("settings", OPTIMIZERS, ids=repr)
+def test_weights_with_channels_last_move_as_others_do_and_are_not_copied(settings: Any) -> None:
+    first = nn.Parameter(torch.randn(4, 3, 5, 5, dtype=torch.double))
+    last = nn.Parameter(first.detach().contiguous(memory_format=torch.channels_last))
+    steppers = {weights: settings.build([weights], 0.1) for weights in (first, last)}
+    for _ in range(3):
+        gradient = torch.randn(4, 3, 5, 5, dtype=torch.double)
+        for (
+            weights,
+            stepper,
+        ) in steppers.items():  # a gradient in the usual order, then one that lies as weights do
+            weights.grad = gradient
+            stepper.step()
+        last.grad = torch.empty_like(last).copy_(gradient)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            steppers[last].step()
+        first.grad = gradient
+        steppers[first].step()
+        torch.testing.assert_close(last, first)
+        assert "aten::clone" not in {event.name for event in seen.events()}
+    remembered = [state_of(stepper) for stepper in steppers.values()]
+    torch.testing.assert_close(*remembered)
 
 
 def test_rates_by_round() -> None:

@@ -110,10 +110,11 @@ class _SGD(Stepper):
 
     def _kernel(self, parameters: list[Tensor], gradients: list[Tensor], memory: list[Tensors], lr: float) -> None:
         settings = self.settings
+        momenta = [arrays["momentum_buffer"] for arrays in memory] if settings.momentum else []
         torch._fused_sgd_(
-            parameters,
-            gradients,
-            [arrays["momentum_buffer"] for arrays in memory] if settings.momentum else [],
+            _flat(parameters),
+            _flat(gradients),
+            _flat(momenta),
             lr=lr,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
@@ -141,11 +142,11 @@ class _Adam(Stepper):
         names = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
         first, second, largest = ([arrays[name] for arrays in memory if name in arrays] for name in names)
         torch._fused_adam_(
-            parameters,
-            gradients,
-            first,
-            second,
-            largest,
+            _flat(parameters),
+            _flat(gradients),
+            _flat(first),
+            _flat(second),
+            _flat(largest),
             steps,
             lr=lr,
             beta1=settings.betas[0],
@@ -160,6 +161,11 @@ class _Adam(Stepper):
 def like(parameter: Tensor, array: Tensor) -> Tensor:
     """The same numbers, lying in memory as the parameter's do."""
     return torch.empty_like(parameter).copy_(array)
+
+
+def _flat(arrays: list[Tensor]) -> list[Tensor]:
+    """The same memory, as vectors where it lies in another order: of such an array the kernels make a copy."""
+    return [array if array.is_contiguous() else array.as_strided((array.numel(),), (1,)) for array in arrays]
 
 
 def state_of(stepper: Stepper) -> Tensors:
