@@ -200,7 +200,7 @@ class Workers:
             self._pause(turn, False)
         # Switching costs a worker its caches: a few times in a task is often enough.
         longest = max(max(turn.task.cost, turn.ran) for turn in turns)
-        switch = max(0.01, longest / 4) if len(turns) > self.number else math.inf
+        switch = max(0.002, longest / 4) if len(turns) > self.number else math.inf
         soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))
         return None if soonest == math.inf else soonest
 
