@@ -17,7 +17,7 @@ test-long: .venv/installed-dev
 bench: .venv/installed
 	$(BIN)/python benchmarks/speed.py
 
-# What the engine costs beside bare steps, and how cost grows with clients: two and a half minutes.
+# What the engine costs beside bare steps, and how cost grows with clients: three and a half minutes.
 bench-engine: .venv/installed
 	$(BIN)/python benchmarks/overhead.py
 

@@ -73,7 +73,7 @@ def growth() -> None:
     """Seconds a round and a client, from 10 to 1,000 clients of the same size."""
     print("\nclients   round s   ms a client")
     for number in (10, 30, 100, 300, 1000):
-        workload = Workload(f"{number} clients", "cnn1", number, 10, 20, 10, bar=0.0, rounds=3)
+        workload = Workload(f"{number} clients", "cnn1", number, 10, 20, 10, bar=0.0, rounds=4)
         times: list[float] = []
 
         def clock(event: Event, times: list[float] = times) -> None:
