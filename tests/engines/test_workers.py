@@ -74,6 +74,22 @@ def test_peers_and_scores_too(method: Method) -> None:
     assert one == two
 
 
+def test_wide_convolutions_too() -> None:
+    """Whose weights' gradients are products of our own making, a few images at a time."""
+    recipe = mutua.Recipe.model_validate(
+        {
+            "data": {"name": "mnist5k", "samples_per_client": 40, "image_size": 16},
+            "partition": {"kind": "iid", "clients": 3},
+            "models": {"global": {"name": "cnn2", "width": 0.5}},
+            "method": "fml",
+        }
+    )
+    federation = recipe.federation()
+    settings = {"rounds": 2, "batch_size": 16, "device": "cpu", "evaluate_every": 2}
+    one, two = (keys(mutua.run(FML(), federation, workers=n, **settings)) for n in (1, 2))
+    assert one == two
+
+
 def test_the_common_test_set_is_shared_out_by_batches(
     nets: Any, federate: Federate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,8 +69,11 @@ def test_gradients_are_the_sums_written_out(
     assert ours.weight.grad.stride() == ours.weight.stride(), "else the optimizer would lay it out anew"
 
 
-def test_each_examples_gradient_by_itself() -> None:
+def test_each_examples_gradient_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """As differential privacy asks for them."""
+    asked: list[torch.Size] = []
+    found_by = convolution._by_patches
+    monkeypatch.setattr(convolution, "_by_patches", lambda g, *rest: asked.append(g.shape) or found_by(g, *rest))
     ours, x = layer(kernel_size=3, padding=1), images()
     parameters = {name: p.detach() for name, p in ours.named_parameters()}
 
@@ -79,6 +82,7 @@ def test_each_examples_gradient_by_itself() -> None:
         return y.square().sum()
 
     found = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    assert len(asked) == 1
     for i, one in enumerate(x):
         ours.zero_grad()
         ours(one[None]).square().sum().backward()
@@ -98,7 +102,9 @@ def test_frozen_weights_pass_the_gradient_on() -> None:
 
 def test_no_images_no_gradient() -> None:
     ours = layer(kernel_size=3)
-    ours(images(0)).sum().backward()
+    y = ours(images(0))
+    assert own_way(y)
+    y.sum().backward()
     assert ours.weight.grad is not None
     assert not ours.weight.grad.any()
 
@@ -126,10 +132,12 @@ def test_where_it_gains_nothing_it_is_torchs(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(y, theirs(x))
 
 
-def test_channels_first_evaluation_and_half_precision_are_torchs() -> None:
+def test_channels_first_evaluation_one_image_and_half_precision_are_torchs() -> None:
     ours, x = layer(kernel_size=3), images()
     with torch.no_grad():
         assert ours(x).grad_fn is None
+    assert not own_way(ours(x[0]))
+    torch.testing.assert_close(ours(x[0]), ours(x)[0])
     assert not own_way(ours.to(memory_format=torch.contiguous_format)(x))
     ours, x = layer(kernel_size=3).float(), images().float()
     assert own_way(ours(x))

@@ -198,7 +198,7 @@ class Workers:
             else:
                 self._settle(turn.worker)
             self._pause(turn, False)
-        # Switching costs a worker its caches: a few times in a task is often enough.
+        # Switching costs a worker its caches: four times in a task, and not after less than 2 ms, is often enough.
         longest = max(max(turn.task.cost, turn.ran) for turn in turns)
         switch = max(0.002, longest / 4) if len(turns) > self.number else math.inf
         soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))

@@ -164,7 +164,7 @@ def like(parameter: Tensor, array: Tensor) -> Tensor:
 
 
 def _flat(arrays: list[Tensor]) -> list[Tensor]:
-    """The same memory, as vectors where it lies in another order: of such an array the kernels make a copy."""
+    """The same memory, as vectors where it lies out of order: else the kernels copy an array of each parameter."""
     return [array if array.is_contiguous() else array.as_strided((array.numel(),), (1,)) for array in arrays]
 
 

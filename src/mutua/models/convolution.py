@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 PATCHES = 2**20
-"""About so many numbers of patches (4 MB) are laid out at once, and multiplied while they are in a cache."""
+"""About so many numbers of patches (4 MB), but an image at least, are laid out and multiplied while in a cache."""
 
 
 class Convolution(nn.Conv2d):
