@@ -27,6 +27,7 @@ from mutua.errors import Fault, InputError, RunError
 from mutua.federation import Federation
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
+from mutua.models import convolution
 from mutua.profile import Span
 from mutua.result import Result
 
@@ -74,8 +75,9 @@ def test_peers_and_scores_too(method: Method) -> None:
     assert one == two
 
 
-def test_wide_convolutions_too() -> None:
-    """Whose weights' gradients are products of our own making, a few images at a time."""
+def test_wide_convolutions_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose weights' gradients are sums of products, here one an image."""
+    monkeypatch.setattr(convolution, "PATCHES", 1)
     recipe = mutua.Recipe.model_validate(
         {
             "data": {"name": "mnist5k", "samples_per_client": 40, "image_size": 16},

@@ -143,6 +143,7 @@ def test_channels_first_evaluation_one_image_and_half_precision_are_torchs() -> 
     assert own_way(ours(x))
     with torch.autocast("cpu", torch.bfloat16):
         y = ours(x)
+    assert not own_way(y)
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert ours.weight.grad is not None
