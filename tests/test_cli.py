@@ -24,6 +24,7 @@ import mutua
 from mutua.data.sources import load
 from mutua.methods import base
 from mutua.recipe import Recipe
+from mutua.runs.files import Lock
 from mutua.runs.folder import RunFolder
 
 Command = Callable[..., Any]
@@ -350,6 +351,25 @@ def test_checkpoints_are_pruned(command: Command, broken_off: Path) -> None:
     assert rounds() == [] and not list(broken_off.glob("checkpoints/**/*.safetensors"))
     assert RunFolder.open(broken_off).client("c0").predictor()
     assert command("runs", "prune", "x").out == "x: checkpoints removed: none; 0 B freed\n"
+
+
+def test_prune_looks_at_a_run_only_when_it_has_it_alone(
+    command: Command, broken_off: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is at work when prune begins replaces all checkpoints before prune has the lock."""
+
+    def late(folder: Path, field: str) -> Lock:
+        monkeypatch.undo()
+        monkeypatch.chdir(broken_off.parent)
+        assert command("run", "--resume", "x").code == 0
+        return Lock(folder, field)
+
+    monkeypatch.setattr("mutua.runs.files.Lock", late)
+    assert command("runs", "prune", "x", "--keep", "1").code == 0
+    held = RunFolder(broken_off).checkpoints
+    assert 4 in held.kept and held.load(held.kept[4])
+    assert command("runs", "prune", str(broken_off.parent)).code == 2
+    assert not (broken_off.parent / "lock").exists()
 
 
 # compare

@@ -329,3 +329,43 @@ def test_clients_with_different_classes_need_a_partial_global_or_are_joined_by_n
     assert [c.task.classes for c in partial.clients] == [("ant", "bee", "cat"), ("cat", "dog", "elk")]
     cats = whole["b"].train
     assert torch.equal(cats.y == 2, partial["b"].train.y == 0) and bool((cats.y == 2).any())
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("more", [{}, {"public": {"share": 0.2}}, {"opt_out": {"samples": 0.5}}])
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "majority"])
+def test_the_deal_has_a_seed_of_its_own(more: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    options = {"dirichlet": {"alpha": 1.0, "min_size": 2}, "majority": {"p": 0.6, "majority_classes": 1}}
+    tree: dict[str, Any] = {
+        "data": {"name": "arrays", "path": str(numbered(tmp_path / "a.npz"))},
+        "models": {"global": "mlp"},
+        "method": "fedavg",
+        **more,
+    }
+
+    def dealt(seed: int, own: int | None = None) -> Any:
+        partition = {"kind": kind, "clients": 3, "seed": own, **options.get(kind, {})}
+        recipe = Recipe.of({**tree, "seed": seed, "partition": partition})
+        assert Recipe.of(yaml.safe_load(recipe.dump())) == recipe
+        federation = recipe.federation()
+        public = federation.public and [part.x[:, 0].tolist() for part in federation.public.parts.values()]
+        opt_in = [None if c.opt_in is None else c.opt_in.tolist() for c in federation.clients]
+        return held(federation), public, opt_in
+
+    assert dealt(1, own=7) == dealt(2, own=7) == dealt(7)
+    assert dealt(1) != dealt(2) and dealt(1, own=0) == dealt(0)
+
+
+def test_a_partitions_seed_counts_in_python_too() -> None:
+    x, y = np.arange(120, dtype=np.float32).reshape(60, 2), np.arange(60) % 3
+
+    def first(seed: int, own: int | None) -> list[float]:
+        partition = Shards(clients=3, shards_per_client=2, seed=own)
+        dealt = Federation.from_arrays(x, y, partition=partition, models="mlp", seed=seed)
+        return dealt.clients[0].train.x[:, 0].tolist()
+
+    assert first(1, 5) == first(2, 5) == first(5, None) != first(1, None)
+    with pytest.raises(InputError, match=r"partition\.seed"):
+        Recipe.of({"data": "mnist5k", "partition": {"kind": "domains", "seed": -1}, "method": "fedavg"})

@@ -697,12 +697,13 @@ def runs_prune(
     from mutua.runs.files import Lock
     from mutua.runs.listing import Overview
 
-    run = Overview.of(run_dir)
-    if keep == 0 and not run.folder.finished:
-        raise InputError(f"--keep: 0, but {run_dir} is not finished: it goes on from a checkpoint; keep 1")
+    Overview.of(run_dir)  # refuses what is no run's folder before a lock is left in it
     lock = Lock(run_dir, "RUN")
-    settings = run.settings
     try:
+        run = Overview.of(run_dir)  # again: a run may have been at work there until now
+        settings = run.settings
+        if keep == 0 and not run.folder.finished:
+            raise InputError(f"--keep: 0, but {run_dir} is not finished: it goes on from a checkpoint; keep 1")
         gone, freed = run.folder.checkpoints.sweep(settings.keep if keep is None else keep, settings.best, dry_run)
     except OSError as error:
         raise InputError(f"RUN: cannot write to {run_dir}: {error.strerror}") from None

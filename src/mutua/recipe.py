@@ -23,7 +23,7 @@ from pydantic import (
 
 from mutua import untrusted
 from mutua.data import formats
-from mutua.data.partitions import IID, Partition
+from mutua.data.partitions import IID, Partition, dealt_by
 from mutua.data.samples import Samples
 from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
@@ -189,6 +189,7 @@ class Recipe(Plan):
 
     def federation(self, data_dir: Path | None = None) -> Federation:
         """The clients, with their data loaded and dealt, the public set and what is opted out."""
+        seed = dealt_by(self.partition, self.seed)
         if self.clients is not None:
             federation, sources = self._of_clients(data_dir)
         else:
@@ -196,12 +197,12 @@ class Recipe(Plan):
             source = self.data.source(data_dir)
             if self.opt_out is not None and self.opt_out.mask is not None:
                 source = replace(source, train=_masked(source.train, self.data.path, self.opt_out.mask))
-            dealt = _deal(source, self.data, self.partition, self.seed)
+            dealt = _deal(source, self.data, self.partition, seed)
             federation = Federation.of(dealt, self.models.clients, self.models.global_model)
             sources = [source]
         if self.public is not None and all(source.lists for source in sources):
             # FedH2L's PACS: a share of the listed test images, and all listed training images stay private.
-            federation = self.public.applied(federation, self.seed, lambda client: len(client.test), "test")
+            federation = self.public.applied(federation, seed, lambda client: len(client.test), "test")
         elif self.public is not None:
             # A share of all data: a test set that came with the data is not the client's to give.
             given_test = any(source.test is not None for source in sources)
@@ -209,8 +210,8 @@ class Recipe(Plan):
             def whole(client: Client) -> int:
                 return len(client.train) + len(client.val) + (0 if given_test else len(client.test))
 
-            federation = self.public.applied(federation, self.seed, whole)
-        return federation if self.opt_out is None else self.opt_out.applied(federation, self.seed)
+            federation = self.public.applied(federation, seed, whole)
+        return federation if self.opt_out is None else self.opt_out.applied(federation, seed)
 
     def _of_clients(self, data_dir: Path | None) -> tuple[Federation, list[Source]]:
         assert self.clients is not None

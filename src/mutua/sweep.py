@@ -36,7 +36,7 @@ from mutua.rounds import Event, Rejected, RoundEnded, Started
 from mutua.runner import prepared
 from mutua.runs.execute import execute
 from mutua.runs.files import ASIDE, Lock, together
-from mutua.runs.folder import BEGUN, RunFolder, new_folder
+from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.stopping import announce, forking, heed, orderly, quiet
 
@@ -356,8 +356,6 @@ def _cleared(run: Path, how: str) -> Path:
 def _folder(run: Planned) -> RunFolder:
     if (run.path / "recipe.yaml").is_file():
         return RunFolder.resume(run.path)
-    for name in BEGUN:  # of a run that was killed before it had written its recipe
-        (run.path / name).unlink(missing_ok=True)
     return RunFolder.create(run.recipe.name, run.seed, run.path)
 
 

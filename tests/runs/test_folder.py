@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -278,6 +279,37 @@ def test_a_folder_that_could_not_be_made_can_be_made_again(
         with pytest.raises(InputError, match=r"^--out: cannot write to .*run: No space left on device; name ano"):
             RunFolder.create("tiny", 0, tmp_path / "run")
     assert RunFolder.create("tiny", 0, tmp_path / "run").path.is_dir()
+
+
+def test_a_folder_whose_run_was_killed_before_it_began_is_used_again(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = Recipe.of(tiny), tmp_path / "run"
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr("mutua.runs.files.Together.settle", lambda _: os._exit(9))  # recipe.yaml is half there
+        execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, run))
+    os.waitpid(child, 0)
+    left = sorted(path.name for path in run.iterdir())
+    assert left == ["history.csv", "ledger.csv", "lock", "recipe.yaml.aside"]
+    with pytest.raises(
+        InputError, match=f"no run has begun there; begin one there: mutua run RECIPE --out {run}$"
+    ):
+        RunFolder.resume(run)
+    execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, run))
+    assert RunFolder.open(run).record.plan.rounds == tiny["rounds"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"history.csv": "my,own,table\n"}, {"history.csv": "", "notes": ""}, {"lock": "x" * 30}, {"recipe.yaml": ""}],
+)
+def test_files_that_are_somebodys_are_never_written_over(files: dict[str, str], tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match="is there already and not empty"):
+        RunFolder.create("tiny", 0, tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
 def test_a_mistake_in_code_is_traced_and_how_to_go_on_is_said(tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -54,7 +54,18 @@ def cut(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.
     ]
 
 
-class _Counted(Spec):
+class _Seeded(Spec):
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Who gets which samples; None is the run's own seed."""
+
+
+def dealt_by(partition: object, seed: int) -> int:
+    """The seed by which data is dealt in a run of this seed: the partition's own, if it has one."""
+    own = getattr(partition, "seed", None)  # which a partition of a user's own need not have
+    return seed if own is None else int(own)
+
+
+class _Counted(_Seeded):
     clients: Annotated[int, Field(ge=1)]
 
     def _ids(self) -> list[str]:
@@ -262,7 +273,7 @@ def _relieve(scarce: int, extra: np.ndarray, left: np.ndarray, major: np.ndarray
     return False
 
 
-class Domains(Spec):
+class Domains(_Seeded):
     """One client a domain of the source."""
 
     kind: Literal["domains"] = "domains"
@@ -285,7 +296,7 @@ class Domains(Spec):
         return Deal(parts, [name.replace(" ", "_") for name in samples.domains])
 
 
-class Rotated(Spec):
+class Rotated(_Seeded):
     """One client an angle (degrees clockwise): all have the same images, each client's turned by its own."""
 
     kind: Literal["rotated"] = "rotated"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut
+from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut, dealt_by
 from mutua.data.samples import Samples
 from mutua.data.transforms import rotate
 from mutua.errors import InputError
@@ -98,11 +98,13 @@ def split_and_deal(
 ) -> Dealt:
     """Draw, split, then deal: train by the partition, val and test by each client's own training mix.
 
-    A `val` or `test` that is given is dealt as it is; the others are split off `train`.
+    A `val` or `test` that is given is dealt as it is; the others are split off `train`. Where the partition has a
+    seed of its own, that counts.
 
     Samples that are opted out follow afterwards, to whom the mix of the others sends them: they change nothing
     about the others, nor the common test set.
     """
+    seed = dealt_by(partition, seed)
     given = test is not None
     secret: Samples | None = None
     if train.opted_out is not None:

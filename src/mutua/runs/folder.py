@@ -18,7 +18,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
@@ -53,7 +53,7 @@ from mutua.rounds import (
     Trained,
 )
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch, validation
-from mutua.runs.files import Lock, Together, plain, reason, sync, to_json, together, write
+from mutua.runs.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
 
@@ -86,10 +86,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, name: str, seed: int, out: Path | None = None, under: Path = Path("runs")) -> RunFolder:
-        """A new, empty folder: `out`, else runs/NAME-DATE-SEED."""
-        folder = cls(new_folder(out or dated(name, f"-{seed}", under)))
+        """A new folder: `out`, which is empty or of a run that was killed before it began, else a dated one."""
+        folder = cls(dated(name, f"-{seed}", under) if out is None else new_folder(out, but=_not_begun))
         folder._lock = Lock(folder.path, "--out")
         try:
+            new_folder(folder.path, but=_not_begun)  # a run may have begun and ended there meanwhile
             for table in folder._tables:
                 table.begin()
             sync(folder.path.parent)
@@ -102,8 +103,12 @@ class RunFolder:
     def resume(cls, path: Path) -> RunFolder:
         """The folder of a run that was stopped, at its newest whole checkpoint, else at its beginning."""
         if not (path / "recipe.yaml").is_file():
-            what = "has no recipe.yaml: no run has begun there" if path.is_dir() else "is not a folder"
-            raise InputError(f"--resume: {path} {what}; give the folder that 'mutua run' named")
+            if not path.is_dir():
+                raise InputError(f"--resume: {path} is not a folder; give the folder that 'mutua run' named")
+            way_out = "give the folder that 'mutua run' named"
+            if all(map(_not_begun, path.iterdir())):
+                way_out = f"begin one there: mutua run RECIPE --out {shlex.quote(str(path))}"
+            raise InputError(f"--resume: {path} has no recipe.yaml: no run has begun there; {way_out}")
         plain(path)
         lock = Lock(path, "--resume")
         folder = cls(path)
@@ -393,10 +398,10 @@ def command() -> str | None:
     return shlex.join(["mutua", *words]) if Path(program).stem == "mutua" else None
 
 
-def new_folder(path: Path) -> Path:
-    """A folder that was not there or is empty; any other is refused, so that nothing is overwritten."""
+def new_folder(path: Path, but: Callable[[Path], bool] = lambda _: False) -> Path:
+    """A folder that was not there or is empty `but` for such files; any other is refused: nothing is lost."""
     try:
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and not all(map(but, path.iterdir())):
             raise InputError(f"--out: {path} is there already and not empty; name another or remove it")
         if path.exists() and not path.is_dir():
             raise InputError(f"--out: {path} is a file; name a folder")
@@ -404,6 +409,20 @@ def new_folder(path: Path) -> Path:
     except OSError as error:
         raise _no_place(path, error) from None
     return path
+
+
+def _not_begun(path: Path) -> bool:
+    """Whether this is a file that a run leaves which is killed before it has written its recipe."""
+    headers = {"history.csv": Row._fields, "ledger.csv": Entry._fields}
+    try:
+        if path.name == "lock":
+            return path.stat().st_size <= 20
+        if path.name in headers:
+            header = ",".join(headers[path.name]) + "\n"
+            return path.stat().st_size <= len(header) and header.startswith(path.read_text())
+        return path.name == f"recipe.yaml{ASIDE}" and path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _no_place(path: Path, error: OSError) -> InputError:
