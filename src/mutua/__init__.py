@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mutua.faults import Faults as Faults
     from mutua.federation import Client as Client
     from mutua.federation import Federation as Federation
+    from mutua.imports import trust as trust
     from mutua.learning import merging as merging
     from mutua.learning.optimizers import SGD as SGD
     from mutua.learning.optimizers import Adam as Adam
@@ -51,6 +52,7 @@ _HOMES = {
     "Faults": "mutua.faults",
     "Client": "mutua.federation",
     "Federation": "mutua.federation",
+    "trust": "mutua.imports",
     "merging": "mutua.learning.merging",
     "SGD": "mutua.learning.optimizers",
     "Adam": "mutua.learning.optimizers",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 import mutua
-from mutua.errors import InputError, MutuaError, RunError
+from mutua.errors import InputError, MutuaError, RunError, line
 
 # Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
@@ -63,6 +63,13 @@ Workers = Annotated[
 ]
 AtOnce = Annotated[
     int | None, typer.Option(help="Runs at once, each in a process; else one a core.", min=1, metavar="N")
+]
+TrustCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Import and run this code, package.module:name, where the run's files name it. Repeatable.",
+        metavar="NAME",
+    ),
 ]
 Minutes = Annotated[
     float | None, typer.Option(help="Stop after so many minutes; the same command goes on.", min=0, metavar="M")
@@ -142,6 +149,7 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Print where the time went; write a trace into the run's folder.")
     ] = False,
+    trust_code: TrustCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe, or go on with a run that was stopped."""
@@ -149,6 +157,7 @@ def run(
     from mutua.profile import Profile
     from mutua.reports import console
 
+    _trust(trust_code)
     with Profile(workers or cores()).active() if profile else nullcontext() as times:
         place = _run(recipe, sets, seed, engine, faults, out, resume, data_dir, device, workers, log, as_json)
     if times is not None and place is not None:
@@ -401,6 +410,7 @@ def report(
         typer.Option("--load-data", help="Load the data too: training labels, PCA of features, UMAP of the data."),
     ] = False,
     data_dir: DataDir = None,
+    trust_code: TrustCode = None,
 ) -> None:
     """Write a report on a run or a comparison, from its files alone.
 
@@ -411,10 +421,16 @@ def report(
     from mutua.reports.report import report as made_of
     from mutua.reports.writing import write
 
+    _trust(trust_code)
     if html is None and pdf is None and tables is None and figures is None:
         html = place / "report.html"
+    study = read(place)
+    if load_data:
+        for one in study.runs:
+            with suppress(MutuaError):  # the report says so; here whoever must be asked is, before anything spins
+                _ = one.overview.folder.recipe
     with console.err.status("reading and drawing"):
-        for path in write(made_of(read(place), load_data, data_dir), html, pdf, tables, figures):
+        for path in write(made_of(study, load_data, data_dir), html, pdf, tables, figures):
             console.say(str(path))
 
 
@@ -433,6 +449,7 @@ def join(
     out: Annotated[
         Path | None, typer.Option(help="Folder for its model; else RUN/newcomers/ID.", metavar="DIR")
     ] = None,
+    trust_code: TrustCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a newcomer make a model of its own of what a run shares."""
@@ -440,7 +457,9 @@ def join(
     from mutua.runs.folder import RunFolder
     from mutua.runs.newcomer import join as join_run
 
+    _trust(trust_code)
     run = RunFolder.open(run_dir)
+    _ = run.shared().architecture, run.method  # whoever must be asked is, before anything spins
     with console.err.status(f"{name} joins ({how}) and, to compare, learns alone"):
         joined = join_run(run, data, how=how, model=model, name=name, seed=seed, out=out)
     if as_json:
@@ -462,6 +481,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="CSV file for the predictions; else stdout.", metavar="FILE")
     ] = None,
+    trust_code: TrustCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict with a client's model.
@@ -472,6 +492,7 @@ def predict(
     from mutua.runs.folder import RunFolder
     from mutua.runs.using import predict as predict_run
 
+    _trust(trust_code)
     predictions = predict_run(RunFolder.open(run_dir).client(client), data)
     if out is not None:
         try:
@@ -712,6 +733,17 @@ def runs_prune(
     did = "would go" if dry_run else "removed"
     rounds = ", ".join(map(str, gone)) or "none"
     console.say(f"{run_dir}: checkpoints {did}: {rounds}; {console.size(freed)} freed")
+
+
+def _trust(names: list[str] | None) -> None:
+    """Trust the code of these names; where there is a terminal, ask about others."""
+    from mutua import imports
+
+    for name in ",".join(names or []).split(","):
+        if name.strip():
+            imports.trust(name.strip())
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        imports.ask = lambda question: typer.confirm(line(question), err=True)
 
 
 def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | None) -> Recipe:

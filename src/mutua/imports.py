@@ -1,21 +1,130 @@
-"""Objects by "package.module:name": how users name models, methods and functions of their own."""
+"""Objects by "package.module:name": how users name models, methods and functions of their own, and who may.
+
+A name runs code: its module is imported, and a model's factory is called. What the user gives (a recipe, an
+option, Python) may name any. A file that somebody else may have written (`others`) may not, unless the user allows
+that very name.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mutua.errors import InputError
 
+ask: Callable[[str], bool] | None = None
+"""How the user is asked whether a name is to be trusted, where there is a terminal; the command line sets it."""
+
+_trusted: set[str] = set()
+_refused: set[str] = set()
+_file: ContextVar[Path | None] = ContextVar("the file of others that is being read", default=None)
+
+
+def trust(*names: str) -> None:
+    """Let files that others may have written name this code, each "package.module:name", in this process."""
+    for name in names:
+        _parts(name, "--trust-code")
+        _trusted.add(name)
+
+
+def path_of(thing: Any) -> str:
+    """The "package.module:name" of a function or class."""
+    return f"{thing.__module__}:{getattr(thing, '__qualname__', '')}"
+
+
+def in_hand(thing: Any) -> None:
+    """Trust the name of a function or class that the user has given as an object: files may name it later."""
+    _trusted.add(path_of(thing))
+
+
+@contextmanager
+def others(path: Path) -> Iterator[None]:
+    """While a file is read that somebody else may have written: the code that it names must be trusted."""
+    before = _file.set(path)
+    try:
+        yield
+    finally:
+        _file.reset(before)
+
+
+def permit(path: str, field: str) -> None:
+    """Refuse code that a file of others names and the user has not allowed; what the user names is allowed."""
+    _parts(path, field)
+    file = _file.get()
+    if file is None:
+        _trusted.add(path)
+    if path in _trusted or _ours(path):
+        return
+    if ask is not None and path not in _refused:
+        if ask(f"{file} names code from outside mutua, '{path}'. Import and run it?"):
+            _trusted.add(path)
+            return
+        _refused.add(path)
+    raise InputError(
+        f"{field}: {file} names code from outside mutua, '{path}'; where you trust it, allow that name: "
+        f"--trust-code {path}, in Python mutua.trust('{path}')"
+    )
+
 
 def by_path(path: str, field: str) -> Any:
     """The object at "package.module:name"; `field` is what an error names."""
-    module_name, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
+    permit(path, field)
+    return _found(path, field)
+
+
+def factory_by_path(path: str, field: str) -> Any:
+    """The model, class of models or factory at "package.module:name"; what cannot be one is not called."""
+    from torch import nn
+
+    found = by_path(path, field)
+    if isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module)):
+        return found
+    if isinstance(found, type) or not callable(found):
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise InputError(f"{field}: '{path}' is {what}; give a factory, class or nn.Module")
+    made = found
+    while isinstance(made, partial):
+        made = made.func
+    home = getattr(made, "__module__", None)
+    if _of_python(str(home)):
+        raise InputError(f"{field}: '{path}' is {home}'s, a part of Python; give a factory of models")
+    return found
+
+
+def _parts(path: str, field: str) -> tuple[str, str]:
+    module, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), attribute]):
         raise InputError(f"{field}: '{path}' is not of the form 'package.module:name'")
+    if _of_python(module):
+        raise InputError(f"{field}: '{path}' is a part of Python; name code of your own or of a package")
+    return module, attribute
+
+
+def _of_python(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _ours(path: str) -> bool:
+    """Whether it is a class of models or methods that comes with mutua."""
+    if not path.startswith("mutua."):
+        return False
+    from torch import nn
+
+    from mutua.methods.base import Method
+
+    found = _found(path, "name")
+    return isinstance(found, type) and issubclass(found, nn.Module | Method) and found.__module__[:6] == "mutua."
+
+
+def _found(path: str, field: str) -> Any:
+    module_name, attribute = _parts(path, field)
     try:
         module = _import(module_name)
     except Exception as error:  # whatever a user's module raises while it is read

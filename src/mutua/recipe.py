@@ -236,6 +236,16 @@ class Recipe(Plan):
         federation = Federation.of_clients(ordered, models, self.models.global_model, tuple(notes))
         return federation, list(sources.values())
 
+    @property
+    def code(self) -> list[str]:
+        """The code from outside mutua that it names, each "package.module:name"."""
+        each = self.models.clients or []
+        models = [self.models.global_model, *(each if isinstance(each, list) else [each])]
+        models += [entry.model for entry in self.clients or []]
+        names = [base.spec(self.method)["name"], *(model.spec()["name"] for model in models if model)]
+        names += [self.opt_out.censor or ""] if self.opt_out else []
+        return list(dict.fromkeys(name for name in names if ":" in name))
+
     def dump(self) -> str:
         """The full recipe as YAML, defaults filled in."""
         tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)

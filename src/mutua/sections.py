@@ -17,7 +17,7 @@ from mutua.data.public import Public, carve
 from mutua.data.samples import Samples, together
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
-from mutua.imports import by_path
+from mutua.imports import by_path, permit
 from mutua.seeds import numpy_stream, public
 from mutua.spec import Spec
 
@@ -106,6 +106,8 @@ class OptOut(Spec):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
+        if self.censor is not None:
+            permit(self.censor, "opt_out.censor")
         given = [name for name in ("fraction", "samples", "mask") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(

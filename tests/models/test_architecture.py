@@ -317,9 +317,8 @@ def test_the_constructor_speaks_the_same_way():
     ],
 )
 def test_what_cannot_be_built_says_why(value, message):
-    architecture = Architecture.of(value)
     with pytest.raises(InputError, match=message) as error:
-        architecture.build(**SHAPE, seed=0)
+        Architecture.of(value).build(**SHAPE, seed=0)
     assert "\n" not in str(error.value)
 
 

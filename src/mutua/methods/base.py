@@ -17,7 +17,7 @@ from mutua.data.public import Public
 from mutua.errors import InputError, Refused, suggest
 from mutua.explain import explain
 from mutua.federation import Federation, build
-from mutua.imports import by_path
+from mutua.imports import by_path, in_hand, path_of
 from mutua.learning import merging
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
@@ -305,5 +305,6 @@ def of(spec: Mapping[str, Any]) -> Method:
 def spec(method: Method) -> dict[str, Any]:
     """The `method:` section that describes this method, defaults filled in."""
     known = _METHODS.get(method.name) is type(method)
-    name = method.name if known else f"{type(method).__module__}:{type(method).__qualname__}"
+    in_hand(type(method))
+    name = method.name if known else path_of(type(method))
     return {"name": name, **method.model_dump(mode="json")}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mutua import untrusted
 from mutua.errors import InputError, suggest
-from mutua.imports import by_path
+from mutua.imports import factory_by_path, in_hand, path_of, permit
 from mutua.models import registry
 from mutua.models.parts import Size, sides
 from mutua.models.splice import Share
@@ -63,6 +63,10 @@ class Architecture(Spec):
             registry.find(str(made.name))
         elif made.width != 1:
             raise InputError(f"models.width: {made.width} for '{made.label}'; only registered models take one")
+        elif isinstance(made.name, str):
+            permit(made.name, "models")  # now, where it is known whose file names it; it is imported when built
+        elif not isinstance(made.name, nn.Module):
+            in_hand(made.name)
         return made
 
     @property
@@ -76,7 +80,7 @@ class Architecture(Spec):
         """Name and width as a recipe says them; an importable function or class by its path."""
         name = self.label
         if not isinstance(self.name, str) and hasattr(self.name, "__qualname__"):
-            name = f"{self.name.__module__}:{self.name.__qualname__}"
+            name = path_of(self.name)
         return {"name": name, "width": self.width}
 
     @property
@@ -132,10 +136,7 @@ def _resolve(name: str | nn.Module | Callable[..., Any]) -> Any:
         return name
     if ":" not in name:
         return registry.find(name)
-    found = by_path(name, "models")
-    if not callable(found):
-        raise InputError(f"models: '{name}' is a {type(found).__name__}; give a factory, class or nn.Module")
-    return found
+    return factory_by_path(name, "models")
 
 
 def _accepted(factory: Callable[..., Any], given: dict[str, Any], label: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ import mutua
 from mutua.errors import InputError, RunError
 from mutua.federation import Federation
 from mutua.history import History, Row
+from mutua.imports import others
 from mutua.ledger import Direction, Entry, Ledger
 from mutua.message import Tensors
 from mutua.methods import base
@@ -82,6 +83,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._tables = Table(path / "history.csv", Row._fields), Table(path / "ledger.csv", Entry._fields)
         self._standing: Standing | None = None
+        self._code: list[str] = []
         self._lock: Lock | None = None
 
     @classmethod
@@ -135,7 +137,9 @@ class RunFolder:
     @property
     def recipe(self) -> Recipe:
         """The recipe of the run."""
-        return Recipe.load(self.path / "recipe.yaml")
+        path = self.path / "recipe.yaml"
+        with others(path):
+            return Recipe.load(path)
 
     def _take_up(self) -> None:
         """Find where the run stands. What is not whole is said and stepped over: the run makes it again."""
@@ -173,6 +177,7 @@ class RunFolder:
     def begin(self, recipe: Recipe, federation: Federation) -> Standing:
         """Write down what begins, or what goes on; where the run stands."""
         self._settings, self._saved, self._data = recipe.checkpoints, time.monotonic(), sketch(federation)
+        self._code = recipe.code
         if self._standing is None:
             self.write_recipe(recipe)
             about = {"method": recipe.method.name, "seed": recipe.seed, "rounds": recipe.rounds}
@@ -220,7 +225,8 @@ class RunFolder:
             return why
         with suppress(OSError):
             self.events.add("stopped", reason=why)
-        return f"{why}; {first}to go on: mutua run --resume {shlex.quote(str(self.path))}"
+        allow = "".join(f" --trust-code {name}" for name in self._code)
+        return f"{why}; {first}to go on: mutua run --resume {shlex.quote(str(self.path))}{allow}"
 
     def _remove(self) -> None:
         """Take away what a run that has not begun has left."""
@@ -350,7 +356,8 @@ class RunFolder:
     def method(self) -> base.Method:
         """The method of the run."""
         try:
-            return base.of(self.record.method)
+            with others(self.path / "run.json"):
+                return base.of(self.record.method)
         except InputError as error:
             raise InputError(f"RUN: {self.path / 'run.json'}: {error}") from None
 

@@ -16,6 +16,7 @@ from mutua import untrusted
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError
 from mutua.explain import explain
+from mutua.imports import others
 from mutua.message import Tensors
 from mutua.models import Architecture
 from mutua.models.splice import Share
@@ -90,7 +91,7 @@ class SavedModel:
     def architecture(self) -> Architecture:
         """What the model is, where it is one model."""
         try:
-            return Architecture.of({**self.card.architecture, "share": self.card.share})
+            return self._named({**self.card.architecture, "share": self.card.share})
         except InputError as error:
             raise InputError(f"RUN: {self.path / 'card.json'}: {error}") from None
 
@@ -133,7 +134,7 @@ class SavedModel:
 
     def _part(self, spec: Mapping[str, Any], classes: int, most: int) -> nn.Module:
         """One model; of the zoo's none that takes more bytes than `most`, whatever its card says."""
-        samples, architecture = self.template, Architecture.of(spec)
+        samples, architecture = self.template, self._named(spec)
         build = partial(architecture.build, channels=samples.channels, size=samples.size, classes=classes, seed=0)
         if architecture.registered:
             with torch.device("meta"):  # where models have shapes but take no memory
@@ -141,6 +142,10 @@ class SavedModel:
             if takes > most:
                 raise ValueError(f"'{architecture.label}' takes {takes} bytes, the weights have {most}")
         return build()
+
+    def _named(self, spec: Mapping[str, Any]) -> Architecture:
+        with others(self.path / "card.json"):
+            return Architecture.of(spec)
 
 
 def put_model(files: Together, folder: Path, groups: Mapping[str, Tensors], card: Card) -> None:
