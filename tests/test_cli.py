@@ -76,13 +76,14 @@ def test_version_and_help(command: Command) -> None:
     [
         (
             "run",
-            "--set --seed --engine --out --resume --data-dir --device --workers --log --profile --faults --json",
+            "--set --seed --engine --out --resume --data-dir --device --workers --log --profile --faults "
+            "--trust-code --json",
         ),
         ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --minutes --json"),
         ("reproduce", "--list --all --scale --seeds --minutes --workers --data-dir --out --write"),
-        ("report", "--html --pdf --tables --figures --load-data --data-dir"),
-        ("join", "--data --model --how --name --seed --out --json"),
-        ("predict", "--client --data --out --json"),
+        ("report", "--html --pdf --tables --figures --load-data --data-dir --trust-code"),
+        ("join", "--data --model --how --name --seed --out --trust-code --json"),
+        ("predict", "--client --data --out --trust-code --json"),
         ("export", "--client --out"),
         ("demo", "--out"),
         ("data show", "--set --seed --out --data-dir --json"),
