@@ -134,6 +134,7 @@ def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
     for said in (
         "ours/table-1 (Table 9): Two clients",
         "scale laptop, 2 seeds; cut: 1 round, no FML",
+        "paper (not comparable in level)",
         "selection: the paper's: best on test; ours: last",
         "doubt: one run",
         "1 printed numbers are of cells that this scale leaves out",
@@ -190,7 +191,7 @@ def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(papers: Comm
     [cell] = [row for row in rows if row[:2] == ["newcomer", "all"]]
     assert cell[2].startswith(f"{100 * record['clients']['all']['worst']['mean']:.1f} ±") and cell[4] == "–"
     assert f"1 of 3 items were run, in {record['minutes']:.0f} minutes in all." in page
-    assert "## ours" in page
+    assert "## ours" in page and "| paper (not comparable in level) |" in page
 
 
 def test_a_budget_of_time(papers: Command) -> None:

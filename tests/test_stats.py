@@ -60,3 +60,20 @@ def test_verdicts(a: list[float | None], b: list[float | None], verdict: str, n:
 def test_pairs_are_pairs() -> None:
     with pytest.raises(ValueError, match="shorter"):
         Difference.of_pairs([1, 2], [1])
+
+
+def test_the_interval_of_two_shares_covers_as_often_as_it_says() -> None:
+    """Exactly: summed over all outcomes of two binomials."""
+    binom = pytest.importorskip("scipy.stats").binom
+    for n, p, q in ((10, 0.5, 0.5), (10, 0.9, 0.7), (20, 0.95, 0.95), (50, 0.8, 0.6)):
+        covered = 0.0
+        for i in range(n + 1):
+            for j in range(n + 1):
+                found = Difference.of_shares(i / n, j / n, n)
+                assert found.low is not None and found.high is not None
+                if found.low <= p - q <= found.high:
+                    covered += binom.pmf(i, n, p) * binom.pmf(j, n, q)
+        assert 0.93 < covered < 0.999
+    assert Difference.of_shares(1.0, 1.0, 5).verdict == "cannot tell"  # no width of zero where all is right
+    assert Difference.of_shares(0.9, 0.1, 100).verdict == "holds"
+    assert Difference.of_shares(0.1, 0.9, 100).verdict == "does not hold"

@@ -122,6 +122,7 @@ class ClientResult:
             "id": self.id,
             "model": self.architecture.label,
             "samples": len(self.client.train),
+            "test_samples": len(self.client.test),
             "accuracy": {model: self.accuracy(model, selection) for model in ("predictor", "global")},
         }
 

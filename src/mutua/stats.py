@@ -1,4 +1,4 @@
-"""Statistics over seeds: mean and standard deviation, and paired differences with a 95 % interval."""
+"""Statistics: mean and standard deviation over seeds, and differences with a 95 % interval."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
 Verdict = Literal["holds", "does not hold", "cannot tell"]
 LEVEL = 0.95
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,31 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference(Spread):
-    """A mean of paired differences and its 95 % interval (Student's t, n − 1 degrees of freedom)."""
+    """A mean of differences and its 95 % interval."""
 
     low: float | None
     high: float | None
 
     @staticmethod
     def of_pairs(a: Sequence[float | None], b: Sequence[float | None]) -> Difference:
-        """Of a − b, seed by seed; a pair that lacks one of its values is left out."""
+        """Of a − b, seed by seed, by Student's t; a pair that lacks one of its values is left out."""
         pairs = zip(a, b, strict=True)
         found = Spread.of([x - y for x, y in pairs if x is not None and y is not None])
         if found.mean is None or found.sd is None:
             return Difference(found.mean, found.sd, found.n, None, None)
         half = t_quantile(found.n - 1) * found.sd / math.sqrt(found.n)
         return Difference(found.mean, found.sd, found.n, found.mean - half, found.mean + half)
+
+    @staticmethod
+    def of_shares(a: float, b: float, n: int) -> Difference:
+        """Of two accuracies on n samples each, by Agresti and Caffo (2000): one run has no spread over seeds.
+
+        Where both are of the same samples, the interval is wider than it need be.
+        """
+        shares = [(share * n + 1) / (n + 2) for share in (a, b)]
+        half = Z * math.sqrt(sum(share * (1 - share) / (n + 2) for share in shares))
+        middle = shares[0] - shares[1]
+        return Difference(a - b, None, 1, middle - half, middle + half)
 
     def shifted(self, by: float) -> Difference:
         """The same difference, so much greater."""

@@ -33,6 +33,7 @@ from mutua.reports.reading import read
 from mutua.reports.report import Code, Report, report
 from mutua.reports.tables import Bytes, Points, Table
 from mutua.reports.tables import told as shown
+from mutua.runs.saved import SavedModel
 from mutua.stats import Spread
 
 Runs = Callable[..., tuple[Path, Any]]
@@ -275,6 +276,107 @@ def test_the_command_is_told_as_it_was_typed_and_notes_are_not_lost(command: Cal
     assert notes and all(f"<p>Note: {escape(note)}.</p>" in text for note in notes)
 
 
+@pytest.mark.filterwarnings("ignore:Precision loss")
+def test_a_report_opens_with_a_verdict_for_every_client(made: Report, compared: Path) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    assert made.sections[0].title == "Is each client better off than alone?"
+    [table] = [block for block in made.sections[0].blocks if isinstance(block, Table)]
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert [(row["method"], row["client"]) for row in rows] == [
+        (method, client) for method in METHODS[:3] for client in ("c0", "c1", "c2")
+    ]
+
+    def own(method: str, client: str) -> list[float]:
+        folders = [compared / f"{method.replace(':', '-')}-{seed}" for seed in SEEDS]
+        held = [json.loads((folder / "run.json").read_text())["summary"]["clients"] for folder in folders]
+        return [next(c["accuracy"]["predictor"] for c in one if c["id"] == client) for one in held]
+
+    for row in rows:
+        joined, alone = own(row["method"], row["client"]), own("independent", row["client"])
+        difference = np.subtract(joined, alone)
+        interval = (difference.mean(),) * 2
+        if difference.std():
+            found = stats.ttest_rel(joined, alone).confidence_interval(0.95)
+            interval = found.low, found.high
+        assert float(row["difference"]) == pytest.approx(difference.mean())
+        assert (float(row["from"]), float(row["to"])) == pytest.approx(interval)
+        below, above = interval[1] < 0, interval[0] > 0
+        assert row["is"] == ("better off" if above else "worse off" if below else "cannot tell")
+    for method in METHODS[:3]:
+        words = [row["is"] for row in rows if row["method"] == method]
+        counted = {word: words.count(word) for word in ("better off", "worse off", "cannot tell")}
+        told = ", ".join(f"{n} {word}" for word, n in counted.items() if n)
+        assert f"{method}: of 3 clients {told}." in made.sections[0].blocks
+
+
+def test_with_one_seed_a_verdict_rests_on_the_test_samples(copied: Path) -> None:
+    for folder in copied.glob("*-1"):
+        shutil.rmtree(folder)
+    made = report(read(copied))
+    [table] = [table for table in made.tables if table.name == "verdicts"]
+    row = next(csv.DictReader(io.StringIO(table.csv())))
+    held = {
+        method: json.loads((copied / f"{method}-0" / "run.json").read_text())["summary"]["clients"][0]
+        for method in ("fml", "independent")
+    }
+    n = np.asarray(json.loads((copied / "fml-0/clients/c0/confusion.json").read_text())["confusion"]).sum()
+    assert held["fml"]["test_samples"] == n
+    a, b = ((one["accuracy"]["predictor"] * n + 1) / (n + 2) for one in held.values())
+    half = 1.959964 * np.sqrt((a * (1 - a) + b * (1 - b)) / (n + 2))
+    assert (float(row["from"]), float(row["to"])) == pytest.approx((a - b - half, a - b + half), abs=1e-6)
+    assert "over test samples" in " ".join(table.remarks)
+
+
+def test_a_run_without_one_alone_says_how_to_get_its_verdicts(compared: Path) -> None:
+    made = report(read(compared / "fml-0"))
+    [told] = made.sections[0].blocks
+    assert "mutua compare RECIPE --methods fml,independent" in str(told)
+    assert made.sections[0].title == "Is each client better off than alone?"
+
+
+def test_other_metrics_are_those_of_scikit_learn(compared: Path) -> None:
+    of = pytest.importorskip("sklearn.metrics")
+    made = report(read(compared / "fml-0"))
+    recipe = Recipe.load(compared / "fml-0" / "recipe.yaml")
+    tables = {table.name: list(csv.DictReader(io.StringIO(table.csv()))) for table in made.tables}
+    balanced = []
+    for client, row in zip(recipe.federation().clients, tables["metrics-clients"], strict=True):
+        p = SavedModel(compared / "fml-0" / "clients" / client.id).predictor()(client.test.x).numpy()
+        y = client.test.y.numpy()
+        balanced.append(of.balanced_accuracy_score(y, p.argmax(1)))
+        areas = [of.roc_auc_score(y == c, p[:, c]) for c in np.unique(y)]
+        assert float(row["balanced"]) == pytest.approx(balanced[-1])
+        assert float(row["AUROC"]) == pytest.approx(np.mean(areas))
+        assert float(row["macro F1"]) == pytest.approx(
+            of.f1_score(y, p.argmax(1), labels=np.unique(y), average="macro")
+        )
+    assert float(tables["metrics"][0]["balanced"]) == pytest.approx(np.mean(balanced))
+
+
+def test_the_confusion_matrix_is_the_sum_of_the_clients(made: Report, compared: Path) -> None:
+    [picture] = [picture for picture in made.pictures if picture.name == "confusion-fml"]
+    held = [json.loads(file.read_text()) for file in (compared / "fml-0/clients").glob("*/confusion.json")]
+    total = np.sum([np.asarray(one["confusion"]) for one in held], axis=0)
+    axes = picture.figure().axes[0]
+    assert np.array_equal(axes.images[0].get_array().filled(0), total)
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("true class", "predicted class")
+    assert f"right: {total.trace()} of {total.sum()}" in picture.alt
+
+
+def test_a_page_has_a_table_of_contents(made: Report, text: str) -> None:
+    links = re.findall(r'<a href="#(section-\d+)">([^<]*)</a>', text)
+    assert [escape(section.title) for section in made.sections] == [title for _, title in links]
+    assert all(f'<h2 id="{at}">{title}</h2>' in text for at, title in links)
+
+
+def test_the_datas_path_is_named(command: Callable[..., Any]) -> None:
+    raw = np.random.default_rng(0)
+    np.savez("mine.npz", x=raw.integers(0, 256, (60, 8, 8), np.uint8), y=np.arange(60) % 2)
+    data = ("--set", "data={name: arrays, path: mine.npz}", "--set", "partition={kind: iid, clients: 2}")
+    assert command("run", "tiny.yaml", *data, "--out", "out").code == 0
+    assert "learned from arrays mine.npz, dealt by iid" in said(report(read(Path("out"))))
+
+
 # The pictures
 
 
@@ -365,13 +467,13 @@ def test_second_labels_of_a_method_take_another_colour(compared: Path, copied: P
 
 def test_the_page_needs_nothing_else(made: Report, text: str) -> None:
     page = Page(text)
-    assert page.loads and all(value.startswith("data:") for value in page.loads)
+    assert page.loads and all(value.startswith(("data:", "#section-")) for value in page.loads)
     assert "http:" not in text and "https:" not in text and "url(" not in text and "@import" not in text
     assert "script" not in page.tags
     assert "default-src &#x27;none&#x27;" in text or "default-src 'none'" in text
-    assert len(page.images) == len(list(made.pictures)) == 8
+    assert len(page.images) == len(list(made.pictures)) == 12
     assert all(len(image["alt"]) > 40 for image in page.images)
-    assert len({image["alt"] for image in page.images}) == 8
+    assert len({image["alt"] for image in page.images}) == 12
     assert [tag for tag in page.tags if tag == "h1"] == ["h1"] and page.tags.count("h2") >= 8
     assert html(made) == text  # the same bytes for the same folder
 

@@ -90,6 +90,11 @@ class Picture:
         return held.getvalue()
 
 
+def slug(label: str) -> str:
+    """A label as part of a picture's name, which becomes a file's."""
+    return "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
+
+
 def colours(methods: Iterable[str]) -> dict[str, str]:
     """A colour for each method: its own of COLOURS, else the next one that no method here owns."""
     methods = list(dict.fromkeys(methods))
@@ -119,11 +124,27 @@ def labels(name: str, title: str, counts: np.ndarray, clients: list[str], classe
     held = [f"{client} {int((row > 0).sum())}" for client, row in zip(clients[:50], counts, strict=False)]
     alt = f"{title}. Classes of each client: {', '.join(held)}{', ...' * (K > 50)}."
     size = max(C * cell[0], 3) + 1.6, K * cell[1] + 1.4
-    return Picture(name, title, alt, size, partial(_draw_labels, counts, clients, classes, cell))
+    return Picture(name, title, alt, size, partial(_draw_counts, counts, clients, classes, cell, ("", "class")))
 
 
-def _draw_labels(
-    counts: np.ndarray, clients: list[str], classes: list[str], cell: tuple[float, float], figure: FigureBase
+def confusion(name: str, title: str, counts: np.ndarray, classes: list[str]) -> Picture:
+    """How many samples of each class (rows) were taken for which (columns)."""
+    C = len(classes)
+    cell = min(0.4, 12 / C), min(0.32, 12 / C)  # inches
+    right = int(counts.diagonal().sum())
+    alt = f"{title}. On the diagonal, and so right: {right} of {int(counts.sum())}."
+    size = max(C * cell[0], 3) + 1.8, C * cell[1] + 1.4
+    sides = "true class", "predicted class"
+    return Picture(name, title, alt, size, partial(_draw_counts, counts, classes, classes, cell, sides))
+
+
+def _draw_counts(
+    counts: np.ndarray,
+    clients: list[str],
+    classes: list[str],
+    cell: tuple[float, float],
+    sides: tuple[str, str],
+    figure: FigureBase,
 ) -> None:
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
@@ -158,7 +179,8 @@ def _draw_labels(
     axes.tick_params("both", which="both", length=0, colors=INK)
     axes.tick_params("y", labelsize=8.5)
     axes.spines[:].set_color(FAINT)
-    axes.set_xlabel("class", color=INK, fontsize=9)
+    axes.set_ylabel(sides[0], color=INK, fontsize=9)
+    axes.set_xlabel(sides[1], color=INK, fontsize=9)
 
 
 def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]) -> Figure:

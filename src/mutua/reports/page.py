@@ -18,6 +18,8 @@ main {{ max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; overflow-wr
 h1 {{ font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; }}
 h2 {{ font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-top: .8rem; border-top: 1px solid #ddd; }}
 p {{ max-width: 46rem; margin: .5rem 0; }}
+nav ol {{ columns: 18rem; font-size: .92rem; margin: .8rem 0 0; padding-left: 1.4rem; }}
+nav a {{ color: #0b57a4; }}
 .caption {{ font-size: .92rem; font-weight: 600; margin: 1.2rem 0 0; }}
 .table {{ overflow-x: auto; margin: .4rem 0 .3rem; }}
 table {{ border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }}
@@ -65,10 +67,19 @@ def html(report: Report) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(report.title)}</h1>\n{sections}"
+        f"<h1>{escape(report.title)}</h1>\n{_contents(report)}{sections}"
         f"<footer>Made by mutua {mutua.__version__} from the files of the runs alone.</footer>\n"
         "</main>\n</body>\n</html>\n"
     )
+
+
+def _contents(report: Report) -> str:
+    """Links to the sections."""
+    links = "".join(
+        f'<li><a href="#section-{number}">{escape(section.title)}</a></li>\n'
+        for number, section in enumerate(report.sections, 1)
+    )
+    return f'<nav aria-label="Contents">\n<ol>\n{links}</ol>\n</nav>\n'
 
 
 def _section(number: int, section: Section) -> str:

@@ -88,11 +88,12 @@ class Run:
 
     @cached_property
     def clients(self) -> dict[str, dict[str, Value]]:
-        """By client, the accuracies of predictor and global on its own test data that the run reports."""
+        """By client, the accuracies of predictor and global on its own test data, and the size of that."""
         if self.summary is None:
             return {}
         return {
             str(c["id"]): {model: _number(c["accuracy"][model]) for model in ("predictor", "global")}
+            | {"test_samples": _number(c.get("test_samples"))}
             for c in self.summary["clients"]
         }
 
@@ -128,13 +129,20 @@ class Run:
             return "none"
         return str(Guarantee.of(told))
 
-    def labels(self) -> tuple[np.ndarray, list[str], list[str]] | None:
-        """Test samples by client and class, from the clients' confusion matrices; clients; classes."""
-        counts: dict[str, dict[str, int]] = {}
+    def confusions(self) -> dict[str, tuple[list[str], np.ndarray]]:
+        """By client, its classes and its predictor's confusion matrix: rows are true classes."""
+        found = {}
         for file in sorted(self.path.glob("clients/*/confusion.json")):
             held = untrusted.from_json(untrusted.text(file))
-            rows = np.asarray(held["confusion"], int).sum(1).tolist()
-            counts[file.parent.name] = dict(zip(map(str, held["classes"]), rows, strict=True))
+            found[file.parent.name] = list(map(str, held["classes"])), np.asarray(held["confusion"], int)
+        return found
+
+    def labels(self) -> tuple[np.ndarray, list[str], list[str]] | None:
+        """Test samples by client and class, from the clients' confusion matrices; clients; classes."""
+        counts = {
+            client: dict(zip(classes, matrix.sum(1).tolist(), strict=True))
+            for client, (classes, matrix) in self.confusions().items()
+        }
         if not counts:
             return None
         classes = list(dict.fromkeys(name for mine in counts.values() for name in mine))

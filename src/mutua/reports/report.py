@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mutua.errors import InputError, MutuaError
 from mutua.measures import ABOUT
-from mutua.reports import pictures
-from mutua.reports.figures import COLOURS, Picture, colours, labels
+from mutua.reports import pictures, quality, verdicts
+from mutua.reports.figures import COLOURS, Picture, colours, labels, slug
 from mutua.reports.labels import counts_by_client
 from mutua.reports.reading import Run, Study, believing, common
 from mutua.reports.tables import Bytes, Cell, Points, Table
@@ -80,10 +80,12 @@ def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
     missing = list(study.missing)
     data = _data(study, data_dir, missing) if load_data else {}
     sections = [
+        Section("Is each client better off than alone?", tuple(verdicts.section(study))),
         Section("What was run", (what_was_run(study), *_notes(study), *_settings(study))),
-        Section("Results", (*_results(study), *_differences(study))),
+        Section("Results", (*_results(study), *_differences(study), *quality.metrics(study))),
         Section("Learning curves", tuple(_curves(study, colour))),
         Section("Clients", tuple(_clients(study, colour))),
+        Section("Which classes are taken for which", tuple(quality.confusions(study, missing))),
         Section("Newcomers", tuple(_newcomers(study))),
         Section("Who holds which labels", tuple(_labels(study, data))),
         Section("Accuracy against bytes sent", tuple(_trade_off(study, colour))),
@@ -293,17 +295,13 @@ def _bars(study: Study, label: str, colour: str) -> Picture:
         bars[_served(runs[0])] = pictures.Bars(means(runs, "predictor"), colour)
     over = ", mean over seeds" if len(runs) > 1 else ""
     title = f"{label}: accuracy of each client on its own test data{over}"
-    return pictures.clients(f"clients-{_slug(label)}", title, ids, bars)
+    return pictures.clients(f"clients-{slug(label)}", title, ids, bars)
 
 
 def _served(run: Run) -> str:
     if run.method == "independent":
         return "alone"
     return "personal" if any(run.path.glob("clients/*/personal.safetensors")) else "predictor"
-
-
-def _slug(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
 
 
 def _labels(study: Study, data: Mapping[str, Federation]) -> Iterator[Picture]:
@@ -330,7 +328,7 @@ def _dealt(study: Study) -> list[tuple[str, Run]]:
 
 def _named(name: str, title: str, of: str) -> tuple[str, str]:
     """Name and title of one of several pictures alike; of the only one where there is nothing to tell."""
-    return (f"{name}-{_slug(of)}", f"{title}: {of}") if of else (name, title)
+    return (f"{name}-{slug(of)}", f"{title}: {of}") if of else (name, title)
 
 
 def _left(study: Study) -> Iterator[str | Table]:

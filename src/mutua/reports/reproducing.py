@@ -47,7 +47,9 @@ def show(done: Reproduction, minutes: float) -> None:
     seeds = f"{len(done.seeds)} seed{'s' * (len(done.seeds) > 1)}"
     console.say(f"\n{done.name} ({item.where}): {item.title}")
     console.say(f"scale {done.scale}, {seeds}{cut}\n")
-    table = console.table(["cell", "measure"], ["paper", "ours"])
+    # At another scale only differences can be compared, and a reader of the numbers alone must see that.
+    beside = "paper" if done.scale == "paper" else "paper (not comparable in level)"
+    table = console.table(["cell", "measure"], [beside, "ours"])
     for row in done.table:
         paper = number(row.paper, row.paper_spread, row.measure)
         table.add_row(row.cell, row.measure, paper, number(row.ours, row.ours_sd, row.measure))
@@ -125,7 +127,7 @@ def _totals(records: Mapping[str, dict[str, Any] | None]) -> str:
 
 
 def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
-    head = "| item | claim | paper | ours | difference | verdict | seeds | minutes |"
+    head = "| item | claim | paper (not comparable in level) | ours | difference | verdict | seeds | minutes |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for name, record in records.items():
         item = recipes.load(name)

@@ -56,9 +56,9 @@ def _same(study: Study, words: Callable[[Run], str]) -> str:
 
 def _data_words(run: Run) -> str:
     if (entries := run.section("clients")) is not None:
-        return listed(dict.fromkeys(str(entry["data"]["name"]) for entry in entries)) + ", each client its own"
+        return listed(dict.fromkeys(_source(entry["data"]) for entry in entries)) + ", each client its own"
     data, partition = dict(run.section("data") or {}), dict(run.section("partition") or {})
-    said = str(data.get("name"))
+    said = _source(data)
     if (many := data.get("samples_per_client")) is not None:
         said += f" ({many} samples a client)"
     kind = partition.pop("kind", "unknown")
@@ -69,6 +69,11 @@ def _data_words(run: Run) -> str:
     if opt_out := run.section("opt_out"):
         said += f", some opted out ({_words(opt_out)})"
     return said
+
+
+def _source(data: Mapping[str, Any]) -> str:
+    """The data's name and, where it was read from a place of the user's, that place."""
+    return f"{data.get('name')} {data['path']}" if data.get("path") else str(data.get("name"))
 
 
 def _model_words(run: Run) -> str:

@@ -1,0 +1,80 @@
+"""How good predictors are beside their accuracy: other metrics, and which classes are taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+import numpy as np
+
+from mutua.reports.figures import Picture, confusion, slug
+from mutua.reports.reading import Run, Study
+from mutua.reports.tables import Cell, Table
+from mutua.stats import Spread
+
+METRICS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced",
+    "macro_f1": "macro F1",
+    "auroc": "AUROC",
+    "ece": "ECE",
+}
+"""Metrics of the last evaluation, and how their columns are called."""
+REMARKS = (
+    "after the last round, on the clients' own test data",
+    "balanced: the mean over classes of the share that is recognised; rare classes count as much as others",
+    "AUROC: of each class against the rest; 50 is chance; – where a client has test samples of one class only",
+    "ECE: how far predicted probabilities are from the share that is right; 0 is best",
+)
+MOST_CLASSES = 40
+"""A larger matrix could not be read."""
+
+
+def metrics(study: Study) -> Iterator[Table]:
+    """By label the mean over clients; where there is one run, by client too."""
+    if all(run.summary is None for run in study.runs):
+        return
+    rows: list[tuple[Cell, ...]] = []
+    for label in study.labels:
+        over = [Spread.of([_mean(run, metric) for run in study.of(label)]) for metric in METRICS]
+        rows.append((label, *over))
+    heads = tuple(METRICS.values())
+    title = "Other metrics in %: mean over clients" + (", and over seeds" if len(study.seeds) > 1 else "")
+    yield Table("metrics", title, ("method",), heads, tuple(rows), REMARKS)
+    if len(study.runs) == 1:
+        [run] = study.runs
+        found = {metric: _by_client(run, metric) for metric in METRICS}
+        each: list[tuple[Cell, ...]] = [
+            (client, *(Spread.of([found[metric].get(client)]) for metric in METRICS)) for client in run.clients
+        ]
+        yield Table("metrics-clients", "Metrics in % of each client", ("client",), heads, tuple(each))
+
+
+def _by_client(run: Run, metric: str) -> dict[str, float | None]:
+    last = run.summary["rounds"] if run.summary is not None else None
+    rows = run.history.select(round=last, model="predictor", split="test", metric=metric)
+    return {row.client: row.value for row in rows}
+
+
+def _mean(run: Run, metric: str) -> float | None:
+    known = [value for value in _by_client(run, metric).values() if value is not None]
+    return fmean(known) if known else None
+
+
+def confusions(study: Study, missing: list[str]) -> Iterator[Picture]:
+    """Per label, all clients' test samples by true and predicted class, with the first seed."""
+    for label in study.labels:
+        run = study.of(label)[0]
+        held = run.confusions()
+        classes = list(dict.fromkeys(name for names, _ in held.values() for name in names))
+        if not held:
+            continue
+        if len(classes) > MOST_CLASSES:
+            missing.append(f"confusion matrix of {label}: {len(classes)} classes are too many to draw")
+            continue
+        total = np.zeros((len(classes), len(classes)), int)
+        for names, counts in held.values():
+            at = [classes.index(name) for name in names]
+            total[np.ix_(at, at)] += counts
+        title = f"{label}: test samples of all clients by true and predicted class, seed {run.seed}"
+        yield confusion(f"confusion-{slug(label)}", title, total, classes)

@@ -1,0 +1,86 @@
+"""Is each client better off in the federation than alone? The first thing that a site wants to know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mutua.reports.reading import Run, Study
+from mutua.reports.tables import Cell, Points, Table
+from mutua.stats import Difference, Spread
+
+WORDS = {"holds": "better off", "does not hold": "worse off", "cannot tell": "cannot tell"}
+MOST = 40
+"""Of more clients only those that are worse off are listed: the others are in the table of clients."""
+ALONE = ("independent", "centralised")
+"""Methods without a federation that could be compared with training alone."""
+
+
+class ClientVerdict(NamedTuple):
+    """What a client serves with, minus the same client alone, on its own test data."""
+
+    client: str
+    joined: Spread
+    alone: Spread
+    difference: Difference
+
+    @property
+    def word(self) -> str:
+        """Better off, worse off or cannot tell: by whether all of the interval is on one side of 0."""
+        return WORDS[self.difference.verdict]
+
+
+def verdicts(study: Study, label: str) -> list[ClientVerdict]:
+    """One verdict per client of this label; none where no run has the same clients alone."""
+    pairs = [(run, rival) for run in study.of(label) if (rival := study.alone(run)) is not None]
+    found = []
+    for client in study.clients(label) if pairs else ():
+        both = [(_accuracy(run, client), _accuracy(rival, client)) for run, rival in pairs]
+        known = [(joined, alone) for joined, alone in both if joined is not None and alone is not None]
+        if not known:
+            continue
+        joined, alone = ([pair[i] for pair in known] for i in (0, 1))
+        samples = pairs[0][0].clients[client].get("test_samples")
+        if len(known) == 1 and samples:
+            difference = Difference.of_shares(joined[0], alone[0], int(samples))
+        else:
+            difference = Difference.of_pairs(joined, alone)
+        found.append(ClientVerdict(client, Spread.of(joined), Spread.of(alone), difference))
+    return found
+
+
+def _accuracy(run: Run, client: str) -> float | None:
+    return run.clients.get(client, {}).get("predictor")
+
+
+def section(study: Study) -> Iterator[str | Table]:
+    """The blocks of the report's first section: a sentence per label, then a row per client."""
+    labels = [label for label in study.labels if study.method(label) not in ALONE and study.clients(label)]
+    found = {label: verdicts(study, label) for label in labels}
+    if not any(found.values()):
+        if labels:
+            yield (
+                "Not known: no run has the same clients train alone. Compare with them: "
+                f"mutua compare RECIPE --methods {study.method(labels[0])},independent."
+            )
+        return
+    rows: list[tuple[Cell, ...]] = []
+    for label, mine in found.items():
+        counted = Counter(one.word for one in mine)
+        told = ", ".join(f"{counted[word]} {word}" for word in WORDS.values() if counted[word])
+        yield f"{label}: of {len(mine)} clients {told}." if mine else f"{label}: no run alone to compare with."
+        for one in mine if len(mine) <= MOST else [one for one in mine if one.word == "worse off"]:
+            points = (Points(value) for value in (one.difference.mean, one.difference.low, one.difference.high))
+            rows.append((one.client, label, one.word, one.joined, one.alone, *points))
+    if rows:
+        over = "Student's t over seeds" if len(study.seeds) > 1 else "over test samples (Agresti and Caffo)"
+        remarks = [
+            "by the model that it serves with, on its own test data: accuracy in %, difference in points",
+            f"the 95 % interval is {over}; better or worse off: all of it is above or below 0",
+        ]
+        if any(len(mine) > MOST for mine in found.values()):
+            remarks.append(f"of methods with more than {MOST} clients only those that are worse off are listed")
+        heads = ("joined", "alone", "difference", "from", "to")
+        title = "Each client in the federation and alone"
+        yield Table("verdicts", title, ("client", "method", "is"), heads, tuple(rows), tuple(remarks))
