@@ -11,6 +11,8 @@ from mutua.message import DTYPES, NUMBERS, Kind, Message
 
 Direction = Literal["up", "down"]
 Shares = Mapping[Kind, str]
+REFUSED = "refused"
+"""The kind of an entry without bytes, which says that the reply before it was not merged."""
 
 
 class Entry(NamedTuple):
@@ -49,6 +51,10 @@ class Ledger:
             self.entries.append(row)
         self.entries.append(Entry(round, client, direction, "envelope", "", 0, 0, message.envelope))
 
+    def refuse(self, round: int, client: str) -> None:
+        """Enter that this client's reply of the round was not merged."""
+        self.entries.append(Entry(round, client, "up", REFUSED, "", 0, 0, 0))
+
     def bytes(self, direction: Direction, client: str | None = None) -> int:
         """How many bytes crossed in this direction, of one client or of all."""
         # Asked for after every round, and of every client: what was counted once is not counted again.
@@ -63,7 +69,7 @@ class Ledger:
         """Bytes by what they were, such as {"weights: meme": 246824}."""
         totals: dict[str, int] = {}
         for e in self:
-            if e.direction == direction and client in (None, e.client) and e.kind != "envelope":
+            if e.direction == direction and client in (None, e.client) and e.kind not in ("envelope", REFUSED):
                 label = f"{e.kind}: {e.name}"
                 totals[label] = totals.get(label, 0) + e.bytes
         return totals

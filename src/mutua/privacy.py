@@ -6,18 +6,20 @@ McMahan et al. 2018, "Learning differentially private recurrent language models"
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from mutua.errors import InputError
+from mutua.ledger import REFUSED
 from mutua.message import Kind, Message, weights
 from mutua.spec import Spec
 
@@ -27,11 +29,17 @@ if TYPE_CHECKING:
     from mutua.methods.base import Method
     from mutua.participant import Job
     from mutua.plan import Plan
+    from mutua.store import State
 
 Level = Literal["client", "example"]
 
 # How a method stops sending what would be neither noised nor counted.
 WAYS_OUT = {Kind.COUNT: "set weights: uniform", Kind.ENTROPY: "set uncertain_merge: false"}
+
+
+LEAST_NOISE = 1e-3
+MOST = 1e30
+"""Noise times clip: beyond it a float32 could not hold a noised number."""
 
 
 class Privacy(Spec):
@@ -40,11 +48,26 @@ class Privacy(Spec):
     level: Level = "client"
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(1e-5, ge=1e-100, lt=1)
+
+    @field_validator("noise")
+    @classmethod
+    def _countable(cls, noise: float) -> float:
+        if 0 < noise < LEAST_NOISE:
+            raise ValueError(f"no accountant counts noise below {LEAST_NOISE:g}; give more, or 0 to clip only")
+        return noise
+
+    @model_validator(mode="after")
+    def _representable(self) -> Self:
+        if self.noise * self.clip > MOST:
+            raise ValueError(
+                f"noise × clip is {self.noise * self.clip:.3g}, which float32 drowns in; at most {MOST:g}"
+            )
+        return self
 
     def check(self, method: Method, normed: bool) -> None:
         """Refuse a method whose messages this stage cannot cover; `normed` is whether memes normalise batches."""
-        accountant()
+        accounting()
         if method.pools_data:
             raise InputError(
                 f"privacy: {method.name} brings all data to one place before anything could be noised"
@@ -86,9 +109,17 @@ class Privacy(Spec):
         noised = {n: before[n] for n in meme}
         for n, change in zip(floating, update.split([meme[n].numel() for n in floating]), strict=True):
             noised[n] = (before[n].double() + change.view_as(meme[n])).to(meme[n].dtype)
-            if n.endswith("running_var"):  # noise may make a variance negative, which no model survives
-                noised[n].clamp_min_(0)
         return Message(**{**message, name: weights(noised)})
+
+    def merged(self, state: State) -> State:
+        """The server's state with no variance below 0: noise may bring one there, and no model survives it.
+
+        It is done to the merged: of messages that were cut off one by one the sum would not be normal any more.
+        """
+        return {
+            group: {n: a.clamp_min(0) if n.endswith("running_var") else a for n, a in arrays.items()}
+            for group, arrays in state.items()
+        }
 
 
 class Uses(NamedTuple):
@@ -99,11 +130,13 @@ class Uses(NamedTuple):
     times: int
 
 
-@dataclass(frozen=True)
-class Guarantee:
+Mechanism = tuple[Uses, ...]
+"""All that somebody sees of one client's data, or of one example."""
+
+
+class Epsilon(NamedTuple):
     """ε of a client's data, or of an example, in what different people see; None is no guarantee of its own."""
 
-    settings: Privacy
     messages: float | None
     """For who sees every message: the server."""
     globals: float | None = None
@@ -112,26 +145,46 @@ class Guarantee:
     """For the same, if nobody knew who was drawn and everybody were drawn on his own: not so in mutua."""
 
     def __str__(self) -> str:
-        if self.messages is None:
-            return "none, since privacy.noise is 0"
-        whose = "a client's data" if self.settings.level == "client" else "every example"
-        text = f"of {whose}, ε = {self.messages:.3g} in all messages"
+        text = f"{self.messages:.3g} in all messages"
         if self.globals is not None:
             text += f", {self.globals:.3g} in the globals alone"
         if self.sampled is not None:
             text += f" ({self.sampled:.3g} if nobody could know who was drawn)"
-        return f"{text}, at δ = {self.settings.delta:g}"
+        return text
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a run promises: ε by a tight accountant, and beside it by Rényi differential privacy."""
+
+    settings: Privacy
+    epsilon: Epsilon
+    rdp: Epsilon | None = None
+
+    def __str__(self) -> str:
+        if self.epsilon.messages is None:
+            return "none, since privacy.noise is 0"
+        whose = "a client's data" if self.settings.level == "client" else "every example"
+        text = f"of {whose}, ε = {self.epsilon}, at δ = {self.settings.delta:g}"
+        if self.rdp is not None:
+            text += f"; by Rényi accounting {', '.join(f'{value:.3g}' for value in self.rdp if value is not None)}"
+        return text
 
     @staticmethod
     def of(summary: Mapping[str, Any]) -> Guarantee:
         """The guarantee in a run's JSON."""
-        settings = {key: value for key, value in summary.items() if key != "epsilon"}
-        return Guarantee(Privacy.model_validate(settings), **summary["epsilon"])
+        settings = {key: value for key, value in summary.items() if key not in ("epsilon", "rdp")}
+        rdp = summary.get("rdp")
+        return Guarantee(
+            Privacy.model_validate(settings),
+            Epsilon(**summary["epsilon"]),
+            None if rdp is None else Epsilon(**rdp),
+        )
 
     def summary(self) -> dict[str, Any]:
         """A run's JSON."""
-        epsilon = {"messages": self.messages, "globals": self.globals, "sampled": self.sampled}
-        return {**self.settings.model_dump(mode="json"), "epsilon": epsilon}
+        rdp = None if self.rdp is None else self.rdp._asdict()
+        return {**self.settings.model_dump(mode="json"), "epsilon": self.epsilon._asdict(), "rdp": rdp}
 
 
 def guarantee(job: Job, clients: Sequence[Client], ledger: Ledger) -> Guarantee | None:
@@ -139,30 +192,40 @@ def guarantee(job: Job, clients: Sequence[Client], ledger: Ledger) -> Guarantee 
     plan, privacy = job.plan, job.plan.privacy
     if privacy is None:
         return None
-    noise, delta = privacy.noise, privacy.delta
-    rounds: dict[str, list[int]] = {client.id: [] for client in clients}
+    noise = privacy.noise
+    sent: dict[str, set[int]] = {client.id: set() for client in clients}
+    merged: dict[str, set[int]] = {client.id: set() for client in clients}
     for entry in ledger:
         if entry.direction == "up" and entry.kind == Kind.WEIGHTS:
-            rounds[entry.client].append(entry.round)
-    together = Counter(chain.from_iterable(rounds.values()))
-    if together and not noise:
-        return Guarantee(privacy, None)
-    if privacy.level == "example":
-        uses = {_steps(plan, len(client.opted_in), len(rounds[client.id]), noise) for client in clients}
-        return Guarantee(privacy, max(epsilon([use], delta) for use in uses))
-    # Anybody may know who was drawn. So no client hides among those that were not, and each round counts in full.
-    messages = epsilon([Uses(noise, 1.0, max(map(len, rounds.values())))], delta)
-    if not job.method.averages:
-        return Guarantee(privacy, messages)
-    # The noise of a sum of m messages is √m times as large.
-    most = max(rounds.values(), key=lambda mine: sum(1 / together[round] for round in mine))
-    globals = epsilon([Uses(noise * math.sqrt(together[round]), 1.0, 1) for round in most], delta)
+            sent[entry.client].add(entry.round)
+            merged[entry.client].add(entry.round)
+        elif entry.kind == REFUSED:
+            merged[entry.client].discard(entry.round)
+    if not noise and any(sent.values()):
+        return Guarantee(privacy, Epsilon(None))
+    messages = seen_in_messages(plan, privacy, clients, {client: len(rounds) for client, rounds in sent.items()})
+    if privacy.level == "example" or not job.method.averages:
+        return _guarantee(privacy, messages)
+    # The noise of a sum of m messages is √m times as large. What was refused is not in it, nor is its noise.
+    together = Counter(round for rounds in merged.values() for round in rounds)
+    in_sums = [
+        tuple(Uses(noise * math.sqrt(together[round]), 1.0, 1) for round in mine) for mine in merged.values()
+    ]
     able = sum(client.takes_part for client in clients)
     rate = plan.drawn(able) / able
-    if rate == 1:
-        return Guarantee(privacy, messages, globals)
-    sampled = epsilon([Uses(noise * math.sqrt(m), rate, 1) for m in together.values()], delta)
-    return Guarantee(privacy, messages, globals, sampled)
+    sampled = [tuple(Uses(noise * math.sqrt(m), rate, 1) for m in together.values())]
+    return _guarantee(privacy, messages, in_sums, sampled if rate < 1 else None)
+
+
+def seen_in_messages(
+    plan: Plan, privacy: Privacy, clients: Iterable[Client], rounds: Mapping[str, int]
+) -> list[Mechanism]:
+    """By client, what its messages of so many rounds show of it, or of each of its examples."""
+    # Anybody may know who was drawn. So no client hides among those that were not, and each round counts in full.
+    if privacy.level == "client":
+        return [(Uses(privacy.noise, 1.0, rounds[client.id]),) for client in clients]
+    sending = [client for client in clients if rounds[client.id]]  # others may have no sample to send anything of
+    return [(_steps(plan, len(client.opted_in), rounds[client.id], privacy.noise),) for client in sending]
 
 
 def _steps(plan: Plan, samples: int, rounds: int, noise: float) -> Uses:
@@ -173,24 +236,96 @@ def _steps(plan: Plan, samples: int, rounds: int, noise: float) -> Uses:
     return Uses(noise, sampling_rate(samples, plan.batch_size), rounds * steps)
 
 
+def _guarantee(privacy: Privacy, *views: list[Mechanism] | None) -> Guarantee:
+    """Of each view, one mechanism by client, the client's that is hidden least."""
+
+    def by(account: Account) -> Epsilon:
+        return Epsilon(*(None if view is None else largest(view, privacy.delta, account) for view in views))
+
+    return Guarantee(privacy, by(epsilon), by(rdp))
+
+
+# Accounting
+
+Account = Callable[[Mechanism, float], float]
+
+
 def epsilon(uses: Iterable[Uses], delta: float) -> float:
-    """ε of these uses together, by Opacus' accountant of Rényi differential privacy."""
+    """ε of these uses together: exact where nothing is sampled, else by privacy loss distributions (PLD)."""
+    uses = _joined(uses)
+    if all(use.rate == 1 for use in uses):
+        # Many Gaussian mechanisms are one, and its ε has a closed form: Balle and Wang 2018, Theorem 8.
+        precision = sum(use.times / use.noise**2 for use in uses)
+        with quiet():
+            return float(accounting().get_epsilon_gaussian(precision**-0.5, delta)) if precision else 0.0
+    bound = rdp(uses, delta)
+    if not PLD_FROM < bound < PLD_TO or delta < PLD_DELTA:
+        return bound
+    fine = accounting().pld.PLDAccountant(value_discretization_interval=bound * 1e-4)
+    return min(bound, _composed(fine, uses, delta))
+
+
+PLD_FROM, PLD_TO, PLD_DELTA = 1e-3, 1e3, 1e-12
+"""Beyond them its grid is too coarse, too long or its sums not exact enough; what RDP says then holds too."""
+
+
+def rdp(uses: Iterable[Uses], delta: float, orders: Sequence[float] | None = None) -> float:
+    """ε of these uses together by Rényi differential privacy: an upper bound, at any orders."""
+    return _composed(accounting().rdp.RdpAccountant(orders), _joined(uses), delta)
+
+
+def largest(mechanisms: Iterable[Mechanism], delta: float, account: Account) -> float:
+    """The largest ε of these. Most are ruled out by a bound that costs a hundredth."""
+    bounds = {uses: rdp(uses, delta, QUICK) for uses in set(map(_joined, mechanisms))}
+    most = 0.0
+    for uses, bound in sorted(bounds.items(), key=lambda item: -item[1]):
+        if bound <= most:
+            break
+        most = max(most, account(uses, delta))
+    return most
+
+
+QUICK = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+"""Orders at which RDP needs no series."""
+
+
+def _joined(uses: Iterable[Uses]) -> Mechanism:
+    """The same with every pair of noise and rate once."""
     times: Counter[tuple[float, float]] = Counter()
     for use in uses:
         times[use.noise, use.rate] += use.times
-    ledger = accountant()()
-    ledger.history = [(*use, number) for use, number in times.items() if number]
-    # Orders beyond Opacus' own make the bound tighter where noise is large.
-    orders = [*ledger.DEFAULT_ALPHAS, 80, 128, 256, 512, 1024]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of orders at the end of the list: the bound holds with any
-        return float(ledger.get_epsilon(delta, alphas=orders)) if ledger.history else 0.0
+    return tuple(Uses(*use, number) for use, number in sorted(times.items()) if number)
 
 
-def accountant() -> Any:
-    """Opacus' accountant, or a word on how to get it."""
+def _composed(accountant: Any, uses: Mechanism, delta: float) -> float:
+    library = accounting()
+    with quiet():
+        for use in uses:
+            event = library.GaussianDpEvent(use.noise)
+            if use.rate < 1:
+                event = library.PoissonSampledDpEvent(use.rate, event)
+            accountant.compose(event, use.times)
+        return float(accountant.get_epsilon(delta))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's warnings of orders that it leaves out: the bound holds with the others."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        from opacus.accountants import RDPAccountant
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def accounting() -> Any:
+    """The library of accountants, or a word on how to get it."""
+    try:
+        import dp_accounting
     except ImportError:
-        raise InputError('privacy: its accountant is not here; pip install "mutua[dp]"') from None
-    return RDPAccountant
+        raise InputError('privacy: its accountants are not here; pip install "mutua[dp]"') from None
+    return dp_accounting

@@ -263,10 +263,12 @@ class Rounds:
                 accepted[client] = reply.message
             except Refused as refused:
                 refusals[client] = str(refused)
+                self.ledger.refuse(round, client)
                 self._emit(Rejected(round, client, refusals[client]))
         for client, reason in method.outliers(self.server, accepted).items():
             del accepted[client]
             refusals[client] = reason
+            self.ledger.refuse(round, client)
             self._emit(Rejected(round, client, reason))
         due = len(accepted) + len(refusals)
         if method.shares and due and len(accepted) < plan.min_replies:
@@ -278,6 +280,8 @@ class Rounds:
         if accepted:
             with timed("merge"):
                 method.merge(self.server, accepted)
+                if plan.privacy is not None:
+                    self.server.state = plan.privacy.merged(self.server.state)
 
     def _failed(
         self, round: int, clients: Sequence[str], found: Mapping[str, object], what: str = ""

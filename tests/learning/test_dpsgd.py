@@ -263,12 +263,12 @@ def test_the_guarantee_is_that_of_the_client_whose_examples_count_most(federate:
     settings = {"rounds": 3, "epochs": 2, "batch_size": 5, "device": "cpu"}
     run = mutua.run(FedAvg(weights="uniform"), federate([8, 20, 40]), privacy=EXAMPLE, **settings)
     each = [epsilon([Uses(1.5, 5 / n, 3 * 2 * math.ceil(n / 5))], 1e-5) for n in (8, 20, 40)]
-    assert run.guarantee.messages == max(each) > min(each)
-    assert run.guarantee.globals is None
+    assert run.guarantee.epsilon.messages == max(each) > min(each)
+    assert run.guarantee.epsilon.globals is None
     assert str(run.guarantee).startswith(f"of every example, ε = {max(each):.3g} in all messages, at δ = 1e-05")
     settings = {"rounds": 2, "steps": 7, "batch_size": 50, "device": "cpu"}
     run = mutua.run(FedAvg(weights="uniform"), federate([8, 20]), privacy=EXAMPLE, **settings)
-    assert run.guarantee.messages == epsilon([Uses(1.5, 1.0, 14)], 1e-5)
+    assert run.guarantee.epsilon.messages == epsilon([Uses(1.5, 1.0, 14)], 1e-5)
 
 
 def test_fml_cannot_hide_an_example_and_batch_norm_cannot_either(federate: Any, nets: SimpleNamespace) -> None:

@@ -210,9 +210,15 @@ class Hub(Method):
 
     @property
     def averages(self) -> bool:
-        """With the mean as combiner, nobody refused for an update's norm and no `merge` of a method's own."""
-        as_it_is = type(self).merge is Hub.merge and self.max_norm_ratio is None
-        return as_it_is and isinstance(self.combine, merging.Mean)
+        """With the mean as combiner, nobody refused for an update's norm, and nothing by which replies differ.
+
+        The methods here weigh replies by what is sent beside the meme, if at all. What a method of
+        somebody else's does to them is not known.
+        """
+        verbs = (getattr(type(self), verb) for verb in ("brief", "check", "outliers", "merge", "merge_weights"))
+        known = all(verb.__module__.startswith("mutua.methods.") for verb in verbs)
+        alike = set(self.shares) == {Kind.WEIGHTS} and self.max_norm_ratio is None
+        return known and alike and isinstance(self.combine, merging.Mean)
 
     def reply(self, client: Participant, meme: nn.Module) -> Message:
         """What leaves after training: the shared part of the meme."""

@@ -393,8 +393,8 @@ class RunFolder:
 def versions() -> dict[str, str]:
     """Versions of everything that can change a number, and what the processor can do."""
     found = {"python": platform.python_version(), "mutua": mutua.__version__}
-    for package in ("torch", "numpy", "pillow", "networkx", "opacus", "pydantic", "safetensors"):
-        with suppress(PackageNotFoundError):  # not everybody has Opacus
+    for package in ("torch", "numpy", "pillow", "networkx", "dp-accounting", "pydantic", "safetensors"):
+        with suppress(PackageNotFoundError):  # not everybody has the accountants
             found[package] = version(package)
     return {**found, "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
 
