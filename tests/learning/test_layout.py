@@ -195,6 +195,9 @@ def test_a_model_is_fed_as_its_least_able_part_wants() -> None:
         lay_channels_last(model, torch.randn(2, 3, 8, 8))
     assert channels_last(able) and channels_last(Both(able, Flattening()))
     assert not channels_last(Both(able, unable))
+    crashing = nn.Conv2d(3, 4, 1, stride=2)
+    lay_channels_last(crashing, torch.randn(2, 3, 8, 8))
+    assert not channels_last(Both(able, crashing))
 
 
 class Deep(Flattening):

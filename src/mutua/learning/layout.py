@@ -13,7 +13,10 @@ _unable: WeakSet[nn.Module] = WeakSet()
 
 def lay_channels_last(model: nn.Module, x: Tensor) -> None:
     """Let convolutions have their channels last in memory, which is faster, where the model can take that."""
-    if x.dim() != 4 or x.device.type == "mps" or any(map(_crashes, model.modules())):
+    if x.dim() != 4 or x.device.type == "mps":
+        return
+    if any(map(_crashes, model.modules())):
+        _unable.add(model)  # so that, where it is a part of another, the whole is fed in the usual order
         return
     was_training = model.training
     try:
