@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -70,6 +70,19 @@ class Client:
     def takes_part(self) -> bool:
         """Whether it has anything that the federation may learn from."""
         return self.opt_in is None or bool(self.opt_in.any())
+
+    def shown(self, split: Literal["val", "test"]) -> Tensor | None:
+        """Which val or test samples may count for what is shared: none of a client that has opted out whole."""
+        samples: Samples = getattr(self, split)
+        if not self.takes_part:
+            return torch.zeros(len(samples), dtype=torch.bool)
+        return None if samples.opted_out is None else ~samples.opted_out
+
+    def opted_in_of(self, split: Literal["val", "test"]) -> Samples:
+        """The val or test samples that may count for what is shared."""
+        samples: Samples = getattr(self, split)
+        shown = self.shown(split)
+        return samples if shown is None else samples.take(shown.nonzero()[:, 0])
 
     def relabelled(self, classes: Sequence[str]) -> Client:
         """The same client with labels as indices into `classes`, matched by name."""
@@ -225,14 +238,20 @@ class Federation:
         return made
 
     def others(self, client_id: str) -> dict[str, Samples] | None:
-        """The other domains' val and test samples, where clients have domains: the observer's, for CDP and ACC."""
+        """The other domains' val and test samples, where clients have domains: the observer's, for CDP and ACC.
+
+        Since ACC on val selects, what is opted out is not among them.
+        """
         own = self[client_id]
         others = [c for c in self.clients if c.id != client_id and c.domain is not None]
         alike = all((c.task, c.train.x.shape[1:]) == (own.task, own.train.x.shape[1:]) for c in others)
         # Clients with different classes or inputs share no test that one model could take.
         if not others or not alike or own.domain is None:
             return None
-        return {split: together([getattr(c, split) for c in others]) for split in ("val", "test")}
+        return {
+            "val": together([c.opted_in_of("val") for c in others]),
+            "test": together([c.opted_in_of("test") for c in others]),
+        }
 
     def drawable(self, needs_global: bool) -> list[str]:
         """The clients that a round may draw: who shares a model must have something to train it on."""

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 Metrics = Mapping[str, float | None]
-EVERY_ROUND = ("accuracy", "loss", "wdp", "cdp", "acc")
+EVERY_ROUND = ("accuracy", "loss", "opted_in", "wdp", "cdp", "acc")
 
 Selection = Literal["last", "last5", "best"]
 SELECTIONS: dict[Selection, str] = {
@@ -82,10 +82,10 @@ class History:
         """The first round in which this model is best on validation data; None where there is none.
 
         Judged by a client's `acc`, over all domains, where clients have domains, else by accuracy on its own
-        data; the global by its mean accuracy over clients.
+        data; the global by its mean accuracy over clients, on opted-in samples alone.
         """
         if client == "global":
-            found = self.curve(model, "val")
+            found = list(validation(self, model).items())
         else:
             rows = self.select(client=client, model=model, split="val", metric="acc")
             rows = rows or self.select(client=client, model=model, split="val", metric="accuracy")
@@ -114,3 +114,18 @@ class History:
         last = max(row.round for row in found)
         values = [row.value for row in found if row.round == last and row.value is not None]
         return last, sum(values) / len(values)
+
+
+def validation(rows: Iterable[Row], model: str) -> dict[int, float]:
+    """By round, a model's mean accuracy over clients' validation data: what selects anything that is shared.
+
+    Of a client that keeps samples out of the federation, only the others count (`opted_in`), if it has any.
+    """
+    found: dict[int, dict[str, float | None]] = {}
+    for row in rows:
+        if (row.model, row.split) == (model, "val") and row.client != "global":
+            values = found.setdefault(row.round, {})
+            if row.metric == "opted_in" or (row.metric == "accuracy" and row.client not in values):
+                values[row.client] = row.value
+    known = {at: [value for value in values.values() if value is not None] for at, values in found.items()}
+    return {at: fmean(values) for at, values in sorted(known.items()) if values}

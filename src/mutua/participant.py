@@ -345,6 +345,9 @@ def assess(
 ) -> Assessment:
     """Metrics of the client's predictor and of the global on its own data, by (model, split).
 
+    Of validation data, accuracy on opted-in samples alone stands beside the rest where the client keeps some out:
+    whatever selects the global goes by that.
+
     With the `others`' samples by split, which only the observer of a simulation has, also FedH2L's three:
     accuracy within the own domain (wdp), across the others' (cdp) and over all (acc).
     `state` is staged for the next round and thrown away: an evaluation leaves no trace in a store.
@@ -357,6 +360,9 @@ def assess(
         def judge(name: str, model: nn.Module) -> dict[str, Tensor]:
             said = {split: participant.predict(model, samples) for split, samples in splits.items()}
             found.update({(name, split): client.task.metrics(said[split], splits[split].y) for split in splits})
+            if (shown := client.shown("val")) is not None:
+                mine = client.task.metrics(said["val"][shown], client.val.y[shown])
+                found[name, "val"]["opted_in"] = mine["accuracy"]
             return said
 
         seen: Tensor | None = None

@@ -160,7 +160,8 @@ class Rounds:
 
     def __post_init__(self) -> None:
         self.ids = sorted(client.id for client in self.federation.clients)
-        first = self.federation[self.ids[0]].train
+        # Of a client whose data may be known: one that has opted out whole has no say in the global's shape.
+        first = self.federation[next((i for i in self.ids if self.federation[i].takes_part), self.ids[0])].train
         self.server = Server(
             clients=tuple(self.ids),
             seed=self.job.plan.seed,

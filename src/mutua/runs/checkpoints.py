@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import ConfigDict, Field, ValidationError
 
-from mutua import untrusted
+from mutua import history, untrusted
 from mutua.errors import MutuaError, RunError
 from mutua.federation import Federation
 from mutua.message import DTYPES, Kind, Message, Part, Tensors
@@ -66,7 +66,7 @@ class Manifest(Spec):
     data: str
     """A sketch of the clients' data: a run goes on with the data it began with."""
     validation: float | None = None
-    """Mean accuracy of the clients' predictors on their validation data, where this round was evaluated."""
+    """Mean accuracy of the clients' predictors on their opted-in validation data, where it was evaluated."""
     versions: dict[str, str]
     history: Mark
     ledger: Mark
@@ -347,12 +347,6 @@ def sketch(federation: Federation) -> str:
 
 
 def validation(standing: Standing, rounds: int) -> float | None:
-    """Mean accuracy of the clients' predictors on validation data after this round."""
-    found: Sequence[float] = [
-        row.value
-        for row in standing.history
-        if (row.round, row.model, row.split, row.metric)
-        == (min(standing.round, rounds), "predictor", "val", "accuracy")
-        and row.value is not None
-    ]
-    return sum(found) / len(found) if found else None
+    """Mean accuracy of the clients' predictors on opted-in validation data after this round."""
+    at = min(standing.round, rounds)
+    return history.validation((row for row in standing.history if row.round == at), "predictor").get(at)
