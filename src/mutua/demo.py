@@ -13,6 +13,7 @@ from mutua.reports import console, figures
 from mutua.result import Result
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.spec import PathLike, local_path
 
 RECIPE = {
     "name": "demo",
@@ -36,8 +37,9 @@ COLUMNS = {"alone": "alone", "fedavg": "FedAvg's global", "fml": "FML personal"}
 TITLES = {"alone": "each client alone", "fedavg": "FedAvg: one for all", "fml": "FML: mutual learning"}
 
 
-def demo(out: Path) -> dict[str, Result]:
+def demo(out: PathLike) -> dict[str, Result]:
     """Run the three methods on the same clients, show what came of it, save figure and runs in `out`."""
+    out = local_path(out, "--out")
     recipe = Recipe.of(RECIPE)
     federation = recipe.federation()
     console.say(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -20,13 +19,18 @@ MOST = 10
 M = TypeVar("M", bound=BaseModel)
 
 
-def checked(kind: type[M], tree: Mapping[str, Any], path: Path | None = None) -> M:
-    """What a mapping such as YAML gives says; `path` is where it was read, for complaints."""
+def checked(kind: type[M], tree: Mapping[str, Any], path: object = None, at: str = "") -> M:
+    """What a mapping such as YAML gives says; `path` and `at` are where it stands, for complaints."""
     where = f"{path}: " if path else ""
+    if not isinstance(tree, Mapping):
+        what = at or kind.__name__.lower()
+        raise InputError(
+            f"{where}{what}: {reprlib.repr(tree)}; it must be keys and values, such as {{key: value}}"
+        )
     try:
         return kind.model_validate(dict(tree))
     except ValidationError as error:
-        raise InputError(where + explain(error, kind)) from None
+        raise InputError(where + explain(error, kind, at)) from None
     except InputError as error:  # of a method or model, which explain themselves
         raise InputError(f"{where}{error}") from None
 

@@ -7,7 +7,6 @@ meets the faults that it would have met.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
@@ -16,7 +15,7 @@ from mutua.errors import InputError
 from mutua.explain import explain
 from mutua.federation import Federation
 from mutua.seeds import numpy_stream
-from mutua.spec import Spec, read_yaml
+from mutua.spec import PathLike, Spec, read_yaml
 
 Kind = Literal["nan", "inf", "shape", "name", "dtype", "norm", "bytes", "raise"]
 
@@ -63,7 +62,7 @@ class Faults(Spec):
     corruption: tuple[Corruption, ...] = ()
 
     @classmethod
-    def load(cls, path: Path) -> Faults:
+    def load(cls, path: PathLike) -> Faults:
         """The faults in a YAML file."""
         try:
             return cls.model_validate(read_yaml(path, "faults"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,8 +15,10 @@ from mutua.data.public import Public
 from mutua.data.samples import Preprocess, Samples, together
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError, MutuaError
+from mutua.explain import checked
 from mutua.learning.task import Task
 from mutua.models import Architecture, shared_names
+from mutua.spec import whole_number
 
 if TYPE_CHECKING:
     from mutua.data.partitions import Partition
@@ -38,6 +40,13 @@ class Client:
     """Which training samples the federation may learn from; None is all of them."""
 
     def __post_init__(self) -> None:
+        for split in ("train", "val", "test"):
+            if not isinstance(held := getattr(self, split), Samples):
+                what = f"{split} is a {type(held).__name__}"
+                raise InputError(f"client {self.id}: {what}; give Samples, as Samples.of(x, y) makes")
+        if not isinstance(self.id, str):
+            raise InputError(f"client id: {self.id!r}; give text, such as 'north'")
+        object.__setattr__(self, "model", Architecture.of(self.model))
         if self.opt_in is not None and (self.opt_in.dtype, self.opt_in.shape) != (torch.bool, self.train.y.shape):
             raise InputError(f"client {self.id}: opt_in must be one true or false for each training sample")
         if not _ID.fullmatch(self.id):
@@ -105,13 +114,15 @@ class Federation:
     public: Public | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", _each_a_client(self.clients))
         if not self.clients:
             raise InputError("clients: none; a federation needs at least one")
+        if self.global_model is not None:
+            object.__setattr__(self, "global_model", Architecture.of(self.global_model))
         ids = [client.id for client in self.clients]
         twice = {i for i in ids if ids.count(i) > 1} if len(set(ids)) != len(ids) else set()
         if twice:
             raise InputError(f"clients: the id '{min(twice)}' is used twice; ids must differ")
-        object.__setattr__(self, "clients", tuple(self.clients))
         if not self.partial or len({frozenset(client.task.classes) for client in self.clients}) == 1:
             classes = self.classes
             object.__setattr__(self, "clients", tuple(c.relabelled(classes) for c in self.clients))
@@ -147,7 +158,7 @@ class Federation:
     def from_arrays(
         cls,
         x: Any,
-        y: Any,
+        y: Any = None,
         *,
         partition: Partition,
         models: Any = None,
@@ -157,7 +168,7 @@ class Federation:
         classes: Sequence[str] | None = None,
         domain: Any = None,
         preprocess: Preprocess | None = None,
-        split: Split | None = None,
+        split: Split | Mapping[str, Any] | None = None,
         samples_per_client: int | None = None,
         test_samples: int | None = None,
     ) -> Federation:
@@ -166,6 +177,10 @@ class Federation:
         `models` is one model for all or one a client: a name, a factory or class, or an `nn.Module`.
         Without `test` a stratified part of the data is set aside (`split`).
         """
+        if y is None:
+            raise InputError("y: missing; give the labels; a torch Dataset, which has both, goes to from_samples")
+        if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
+            raise InputError(f"test: a {type(test).__name__}; give two arrays, (x_test, y_test)")
         train = Samples.of(x, y, classes=classes, domain=domain, preprocess=preprocess)
         given = None
         if test is not None:
@@ -185,25 +200,30 @@ class Federation:
     @classmethod
     def from_samples(
         cls,
-        train: Samples,
-        test: Samples | None = None,
+        train: Any,
+        test: Any = None,
         *,
         partition: Partition,
         models: Any = None,
         global_model: Any = None,
         seed: int = 0,
-        split: Split | None = None,
+        split: Split | Mapping[str, Any] | None = None,
         samples_per_client: int | None = None,
         test_samples: int | None = None,
     ) -> Federation:
-        """A federation of `Samples` (of arrays, of a torch Dataset, of a named source)."""
+        """A federation of `Samples`, or of a torch Dataset that yields (input, label), dealt by a partition."""
+        train = Samples.given(train, "train")
+        seed = whole_number(seed, "seed", least=0)
+        for field, number in (("samples_per_client", samples_per_client), ("test_samples", test_samples)):
+            if number is not None:
+                whole_number(number, field)
         if isinstance(partition, type) or not hasattr(partition, "deal"):
             raise InputError(f"partition: {partition!r}; give an object, such as mutua.partitions.IID(clients=5)")
         dealt = split_and_deal(
             train,
-            test,
+            None if test is None else Samples.given(test, "test", like=train),
             partition,
-            split or Split(),
+            _split(split),
             samples_per_client=samples_per_client,
             test_samples=test_samples,
             seed=seed,
@@ -349,6 +369,24 @@ def _tried(client: Client, role: str, architecture: Architecture) -> torch.nn.Mo
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _each_a_client(clients: Any) -> tuple[Client, ...]:
+    if not isinstance(clients, Sequence):
+        raise InputError(f"clients: a {type(clients).__name__}; give a list of Client")
+    strange = next((one for one in clients if not isinstance(one, Client)), None)
+    if strange is not None:
+        raise InputError(f"clients: a {type(strange).__name__} among them; give Client(...) objects")
+    return tuple(clients)
+
+
+def _split(given: Split | Mapping[str, Any] | None) -> Split:
+    """A split, also as a recipe writes it: {"val": 0.1, "test": 0.2}."""
+    if given is None or isinstance(given, Split):
+        return given or Split()
+    if not isinstance(given, Mapping):
+        raise InputError(f"split: {given!r}; give mutua.Split(val=0.1, test=0.2)")
+    return checked(Split, given, at="split")
 
 
 def _opt_in(train: Samples) -> Tensor | None:

@@ -11,6 +11,7 @@ from mutua.errors import InputError, line
 from mutua.imports import by_path
 from mutua.reports.console import show_notes
 from mutua.rounds import Callback, Event, Finished, RoundEnded, Started, Stopped
+from mutua.spec import PathLike, local_path
 
 
 class Logger(Protocol):
@@ -60,10 +61,10 @@ def _numbers(event: RoundEnded) -> dict[str, float]:
 class TensorBoard:
     """Scalars in RUN/tensorboard: `tensorboard --logdir runs` shows them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: PathLike) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(local_path(folder, "--log") / "tensorboard"))
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
         """Write a scalar a number."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ from mutua.errors import InputError, suggest
 from mutua.history import History, Row
 from mutua.ledger import Direction, Ledger
 from mutua.runs.folder import RunFolder
+from mutua.spec import PathLike
 
 CURVES = ("global", "predictor", "global_own")
 """What is measured at every evaluation, so that it can reach a value or settle."""
@@ -81,7 +81,7 @@ class Measure(NamedTuple):
 class Finished:
     """A finished run's numbers, read from its folder when they are asked for."""
 
-    path: Path
+    path: PathLike
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from mutua.errors import RunError
 from mutua.runs.files import write
+from mutua.spec import PathLike, local_path
 
 KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
 """What the engines' tasks count as; any other name stands for itself."""
@@ -64,7 +64,7 @@ class Profile:
         whole = (self.ended - self.began) * self.workers
         return found | {"idle": max(0.0, whole - sum(found.values()))}
 
-    def write(self, path: Path) -> None:
+    def write(self, path: PathLike) -> None:
         """The trace, for chrome://tracing or ui.perfetto.dev."""
         events = [
             {
@@ -80,7 +80,7 @@ class Profile:
             for span in self.spans
         ]
         try:
-            write(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+            write(local_path(path, "path"), json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
         except OSError as error:
             raise RunError(f"cannot write to {path}: {error.strerror}") from None
 

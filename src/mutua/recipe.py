@@ -38,7 +38,7 @@ from mutua.models import Architecture
 from mutua.plan import Plan
 from mutua.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
-from mutua.spec import Spec, read_yaml
+from mutua.spec import PathLike, Spec, read_yaml
 
 
 class _Section(Spec):
@@ -60,7 +60,7 @@ class Data(_Section):
     def _by_name(cls, value: object) -> object:
         return {"name": value} if isinstance(value, str) else value
 
-    def source(self, data_dir: Path | None, at: str = "data") -> Source:
+    def source(self, data_dir: PathLike | None, at: str = "data") -> Source:
         """The samples, loaded; `at` is where in the recipe this stands, and a path counts from where you are."""
         try:
             return load(self.name, data_dir=data_dir, path=self.path, image_size=self.image_size)
@@ -170,12 +170,12 @@ class Recipe(Plan):
         return self
 
     @classmethod
-    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    def load(cls, path: PathLike, overrides: Sequence[str] = ()) -> Recipe:
         """The recipe in a YAML file, with `a.b=c` overrides."""
         return cls.of(read_recipe(path, overrides), path)
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Recipe:
+    def of(cls, tree: Mapping[str, Any], path: PathLike | None = None) -> Recipe:
         """The recipe of a mapping such as YAML gives; `path` is where it was read, for complaints."""
         return checked(cls, tree, path)
 
@@ -187,7 +187,7 @@ class Recipe(Plan):
         """How long, how fast and with which seed."""
         return Plan(**{name: getattr(self, name) for name in Plan.model_fields})
 
-    def federation(self, data_dir: Path | None = None) -> Federation:
+    def federation(self, data_dir: PathLike | None = None) -> Federation:
         """The clients, with their data loaded and dealt, the public set and what is opted out."""
         seed = dealt_by(self.partition, self.seed)
         if self.clients is not None:
@@ -213,7 +213,7 @@ class Recipe(Plan):
             federation = self.public.applied(federation, seed, whole)
         return federation if self.opt_out is None else self.opt_out.applied(federation, seed)
 
-    def _of_clients(self, data_dir: Path | None) -> tuple[Federation, list[Source]]:
+    def _of_clients(self, data_dir: PathLike | None) -> tuple[Federation, list[Source]]:
         assert self.clients is not None
         groups: dict[Data, list[str]] = {}
         for entry in self.clients:
@@ -254,7 +254,7 @@ class Recipe(Plan):
         return yaml.safe_dump({field: tree[field] for field in order}, sort_keys=False, allow_unicode=True)
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_recipe(path: PathLike, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """What a recipe's file says, with `a.b=c` overrides; not yet checked."""
     tree = read_yaml(path, "recipe")
     for override in overrides:

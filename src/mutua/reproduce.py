@@ -15,6 +15,7 @@ from mutua.grid import Cell, Labels
 from mutua.measures import REACHING, Measure
 from mutua.recipes import Claim, Item, Scale, load
 from mutua.runs.files import to_json, write
+from mutua.spec import PathLike, local_path
 from mutua.stats import Difference, Spread
 from mutua.sweep import Outcome, Planned, Sweep, Watch
 
@@ -55,7 +56,7 @@ class Judged:
 class Reproduction:
     """An item at one scale, in a folder of its own."""
 
-    def __init__(self, name: str, scale: Scale, seeds: Sequence[int], out: Path) -> None:
+    def __init__(self, name: str, scale: Scale, seeds: Sequence[int], out: PathLike) -> None:
         self.name, self.scale, self.seeds = name, scale, seeds
         self.item: Item = load(name)
         self.cells = self.item.cells(scale)
@@ -70,7 +71,7 @@ class Reproduction:
         """The labels that make a run: all but what a newcomer does after it."""
         return tuple((axis, label) for axis, label in cell.labels.items() if not (self._newcomer and axis == HOW))
 
-    def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: Path | None) -> Outcome:
+    def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: PathLike | None) -> Outcome:
         """Run what is not finished, and write down what came of it."""
         with self.sweep.kept():
             self.sweep.check(data_dir, "grid")
@@ -203,21 +204,21 @@ class Reproduction:
         return _mean([v.value for v in run or mine])
 
 
-def place(name: str, scale: Scale, out: Path) -> Path:
+def place(name: str, scale: Scale, out: PathLike) -> Path:
     """Where an item's runs are."""
-    return out / (name if scale == "laptop" else f"{name}-{scale}")
+    return local_path(out, "--out") / (name if scale == "laptop" else f"{name}-{scale}")
 
 
-def read(folder: Path) -> dict[str, Any] | None:
+def read(folder: PathLike) -> dict[str, Any] | None:
     """What a reproduction has written down; None where there is none."""
     try:
-        found = untrusted.from_json(untrusted.text(folder / RECORD))
+        found = untrusted.from_json(untrusted.text(local_path(folder, "--out") / RECORD))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"seeds", "minutes"} <= found.keys() else None
 
 
-def again(name: str, scale: Scale, out: Path) -> dict[str, Any] | None:
+def again(name: str, scale: Scale, out: PathLike) -> dict[str, Any] | None:
     """What the runs that are there say of the item as it is now; None where there are none."""
     found = read(place(name, scale, out))
     if found is None:

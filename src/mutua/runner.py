@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from mutua.errors import InputError, suggest
-from mutua.explain import explain
+from mutua.explain import checked
 from mutua.faults import Faults
 from mutua.federation import Federation, build
 from mutua.methods.base import Method
@@ -19,6 +17,7 @@ from mutua.participant import Job
 from mutua.plan import Plan
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing
+from mutua.spec import whole_number
 
 ENGINES = ["local"]
 
@@ -32,7 +31,7 @@ def run(
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
     standing: Standing | None = None,
-    faults: Faults | None = None,
+    faults: Faults | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Result:
     """Run a method over a federation, from its beginning or from where it stands.
@@ -48,12 +47,16 @@ def run(
         given = type(federation).__name__
         raise InputError(f"federation: a {given}; give a Federation, such as mutua.Federation.from_arrays makes")
     if plan is None:
-        try:
-            plan = Plan(**settings)
-        except ValidationError as error:
-            raise InputError(explain(error, Plan)) from None
+        plan = checked(Plan, settings)
+    elif not isinstance(plan, Plan):
+        called = "; it is a function: recipe.plan() with brackets" if callable(plan) else ""
+        raise InputError(f"plan: a {type(plan).__name__}, not a Plan, such as mutua.Plan(rounds=20) makes{called}")
     elif settings:
         raise InputError(f"run: give either a plan or single settings, not both ({', '.join(settings)})")
+    if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
+        raise InputError(f"callbacks: {callbacks!r}; give a list of functions that take an event")
+    if faults is not None and not isinstance(faults, Faults):
+        faults = checked(Faults, faults, at="faults")
     federation = prepared(method, federation, plan)
     plan = plan.within_budget(method.reply_bytes(federation, plan), len(federation.clients))
     job = Job(method, plan, federation.global_model, federation.public)
@@ -116,9 +119,9 @@ def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
 
 def _engine(name: str, workers: int | None) -> Engine:
     if name not in ENGINES:
-        raise InputError(f"engine: '{name}' is not an engine; {suggest(name, ENGINES)}")
-    if workers is not None and workers < 1:
-        raise InputError(f"workers: {workers}; give 1 or more, or nothing for one a core, one on a GPU")
+        raise InputError(f"engine: '{name}' is not an engine; {suggest(str(name), ENGINES)}")
+    if workers is not None:
+        whole_number(workers, "workers")
     from mutua.engines.local import LocalEngine
 
     return LocalEngine(workers=workers)

@@ -1,12 +1,19 @@
 """The base of everything that users write in a recipe or give in Python."""
 
+import operator
+import os
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mutua import untrusted
 from mutua.errors import InputError
+from mutua.explain import explain
+
+PathLike = str | os.PathLike[str]
+"""A path as people give one."""
 
 
 class Spec(BaseModel):
@@ -14,9 +21,54 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
+    def __init__(self, /, *values: Any, **fields: Any) -> None:
+        name = type(self).__name__
+        if values:
+            known = ", ".join(type(self).model_fields) or "it has none"
+            raise InputError(f"{name}: {values[0]!r} has no name; give fields as name=value: {known}")
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InputError(explain(error, type(self), name)) from None
 
-def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    # Pydantic then goes on to make nested specs itself, so that a complaint names the whole path to a field.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+    __init__.__signature__ = Signature(  # type: ignore[attr-defined]
+        [Parameter("self", Parameter.POSITIONAL_ONLY), Parameter("fields", Parameter.VAR_KEYWORD, annotation=Any)]
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError:
+            kind = type(self).__name__
+            raise InputError(f"{kind}.{name}: a {kind} is frozen; make another, with {name}=...") from None
+
+
+def local_path(given: PathLike, field: str) -> Path:
+    """A path that somebody gave, `~` being the home folder; `field` is what a complaint names."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{field}: a {type(given).__name__}; give a path, such as 'runs/first'")
+    try:
+        return Path(given).expanduser()
+    except (RuntimeError, TypeError) as error:  # no such user; a path of bytes
+        raise InputError(f"{field}: {given!r} is not a path ({error})") from None
+
+
+def whole_number(given: Any, field: str, least: int = 1) -> int:
+    """A whole number that somebody gave; `field` is what a complaint names."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise InputError(f"{field}: {given!r}; give a whole number, at least {least}")
+    return number
+
+
+def read_yaml(path: PathLike, what: str) -> dict[str, Any]:
     """The keys and values of a YAML file; `what` it is, for complaints."""
+    path = local_path(path, what)
     try:
         text = untrusted.text(path, untrusted.RECIPE)
     except OSError as error:

@@ -38,6 +38,7 @@ from mutua.runs.execute import execute
 from mutua.runs.files import ASIDE, Lock, together
 from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
+from mutua.spec import PathLike, local_path
 from mutua.stopping import announce, forking, heed, orderly, quiet
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
@@ -124,12 +125,12 @@ class Sweep:
 
     def __init__(
         self,
-        place: Path,
+        place: PathLike,
         cells: Sequence[tuple[Cell, Recipe]],
         seeds: Sequence[int],
         newcomer: bool = False,
     ) -> None:
-        self.place = place
+        place = self.place = local_path(place, "--out")
         self.axes = list(cells[0][0].labels)
         folders = _folders([cell.name for cell, _ in cells])
         self.runs = [
@@ -160,7 +161,7 @@ class Sweep:
             if begun and RunFolder(run.path).recipe.dump() != run.recipe.dump():
                 raise InputError(f"--out: {run.path} is of another recipe; name another folder or remove it")
 
-    def check(self, data_dir: Path | None, field: str) -> None:
+    def check(self, data_dir: PathLike | None, field: str) -> None:
         """Refuse, before anything runs, what cannot; `field` is where the cells come from."""
         self.check_recipes()
         held: tuple[Any, Federation | None] = None, None
@@ -199,7 +200,7 @@ class Sweep:
         watch: Watch,
         *,
         workers: int,
-        data_dir: Path | None = None,
+        data_dir: PathLike | None = None,
         engine: str = "local",
         minutes: float | None = None,
     ) -> Outcome:
@@ -298,7 +299,7 @@ class _Working:
     ended: bool = False
 
     @classmethod
-    def begin(cls, run: Planned, data_dir: Path | None, engine: str) -> _Working:
+    def begin(cls, run: Planned, data_dir: PathLike | None, engine: str) -> _Working:
         context: Any = multiprocessing.get_context("fork" if can_fork() else "spawn")
         line, end = context.Pipe(duplex=False)
         # A line that a worker holds open would not break when the one who listens is killed.
@@ -310,7 +311,7 @@ class _Working:
         return cls(run, process, line)
 
 
-def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) -> None:
+def _work(run: Planned, data_dir: PathLike | None, engine: str, line: Connection) -> None:
     """In a process of its own: the run, from its beginning or from where it stands."""
     # Ctrl-C reaches every process of a terminal; the one that started this passes it on, once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -332,7 +333,7 @@ def _work(run: Planned, data_dir: Path | None, engine: str, line: Connection) ->
         teller.tell(*ended)
 
 
-def _run(run: Planned, data_dir: Path | None, engine: str, teller: _Teller) -> None:
+def _run(run: Planned, data_dir: PathLike | None, engine: str, teller: _Teller) -> None:
     federation = run.recipe.federation(data_dir)
     for note in prepared(run.recipe.method, federation, run.recipe).notes:
         teller.tell("note", note)

@@ -10,6 +10,7 @@ from typing import Any
 
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream, public
+from mutua.spec import local_path
 
 KINDS = ("all", "pairs", "ring")
 
@@ -42,7 +43,7 @@ class Topology:
         """The networkx graph, its nodes as text. An edge of a directed one points from who speaks to who hears."""
         import networkx
 
-        graph = _read(Path(self.of)) if isinstance(self.of, str | Path) else self.of
+        graph = _read(local_path(self.of, "topology")) if isinstance(self.of, str | Path) else self.of
         return networkx.relabel_nodes(graph, str)
 
     def check(self, clients: Sequence[str]) -> None:

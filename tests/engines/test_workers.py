@@ -515,7 +515,7 @@ def test_more_workers_than_there_can_be_are_one_line(federate: Federate) -> None
 
 
 def test_the_number_of_workers_is_checked(federate: Federate) -> None:
-    with pytest.raises(InputError, match="workers: 0; give 1 or more"):
+    with pytest.raises(InputError, match="workers: 0; give a whole number, at least 1"):
         mutua.run(FML(), federate(), workers=0)
     assert cores() == len(os.sched_getaffinity(0))
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from mutua.errors import InputError
 from mutua.learning.schedules import (
     NAMED,
     Cosine,
@@ -170,7 +171,7 @@ def test_infinity_is_refused_even_without_a_range() -> None:
 
 
 def test_schedules_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(InputError, match="frozen"):
         Linear(start=0, end=1).end = 2  # type: ignore[misc]
 
 

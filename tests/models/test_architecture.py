@@ -65,7 +65,7 @@ def test_of_takes_names_objects_dicts_and_itself():
 
 
 def test_it_is_frozen():
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(InputError, match="frozen"):
         Architecture.of("mlp").width = 2.0
 
 

@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 from mutua.data.sources import KNOWN, data_folder
 from mutua.errors import InputError, RunError, suggest
+from mutua.spec import PathLike
 
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 18
@@ -58,7 +59,7 @@ FILES: dict[str, tuple[File, ...]] = {
 
 def get(
     name: str,
-    data_dir: Path | None = None,
+    data_dir: PathLike | None = None,
     *,
     progress: Progress | None = None,
     base_url: str | None = None,

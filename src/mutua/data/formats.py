@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from mutua.errors import InputError
+from mutua.spec import PathLike, local_path
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 
@@ -53,7 +54,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path}: not {what} ({reason}); replace or remove it") from None
 
 
-def npz(path: Path) -> Arrays:
+def npz(path: PathLike) -> Arrays:
     """An array file: x and y, or x_train and y_train; perhaps x_test, y_test, classes, domain, domains."""
     held = npz_file(path)
     x, y = ("x", "y") if "x" in held else ("x_train", "y_train")
@@ -68,8 +69,9 @@ def npz(path: Path) -> Arrays:
     )
 
 
-def npz_file(path: Path) -> dict[str, np.ndarray]:
+def npz_file(path: PathLike) -> dict[str, np.ndarray]:
     """Every array of an array file, by name."""
+    path = local_path(path, "path")
     with _reading(path, "a readable array file (.npz)"), path.open("rb") as opened:
         if opened.read(2) not in (b"PK", b"\x93N"):  # else NumPy would speak of pickles
             raise ValueError("it does not begin like one")

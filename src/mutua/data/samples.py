@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,14 +109,39 @@ class Samples:
         return _check(x, y, classes, preprocess, domain, domains, name)
 
     @staticmethod
-    def of_dataset(dataset: Any, *, classes: Sequence[str] | None = None, name: str = "data") -> Samples:
+    def of_dataset(
+        dataset: Any,
+        *,
+        classes: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None,
+        name: str = "data",
+    ) -> Samples:
         """Samples of any torch Dataset that yields (input, label)."""
-        pairs = [dataset[i] for i in range(len(dataset))]
-        if not pairs:
+        try:
+            pairs = [dataset[i] for i in range(len(dataset))]
+            x = [torch.as_tensor(np.asarray(a)) for a, _ in pairs]
+            y = torch.tensor([int(b) for _, b in pairs])
+            stacked = torch.stack(x) if x else None
+        except Exception as error:  # whatever somebody's dataset raises
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise InputError(f"{name}: not a dataset of (input, label) with inputs of one shape ({why})") from None
+        if stacked is None:
             raise InputError(f"{name}: an empty dataset; it needs at least one sample")
-        x = torch.stack([torch.as_tensor(np.asarray(a)) for a, _ in pairs])
-        y = torch.tensor([int(b) for _, b in pairs])
-        return Samples.of(x, y, classes=classes or getattr(dataset, "classes", None), name=name)
+        known = classes or getattr(dataset, "classes", None)
+        return Samples.of(stacked, y, classes=known, preprocess=preprocess, name=name)
+
+    @staticmethod
+    def given(data: Any, name: str, like: Samples | None = None) -> Samples:
+        """What somebody gave as samples: Samples, or a torch Dataset, read with the classes of `like`."""
+        if isinstance(data, Samples):
+            return data
+        if isinstance(getattr(data, "train", None), Samples):
+            raise InputError(f"{name}: a whole source; give its samples, such as mutua.load('mnist5k').train")
+        if isinstance(data, np.ndarray | Tensor | list | tuple) or not hasattr(data, "__getitem__"):
+            raise InputError(f"{name}: a {type(data).__name__}; for arrays use Federation.from_arrays(x, y, ...)")
+        if like is None:
+            return Samples.of_dataset(data, name=name)
+        return Samples.of_dataset(data, classes=like.classes, preprocess=like.preprocess, name=name)
 
 
 def together(parts: Sequence[Samples]) -> Samples:
@@ -173,6 +198,8 @@ def _check(
         if low < 0:
             raise InputError(f"{name}.y: label {low}; labels count from 0")
         classes = [str(i) for i in range(high + 1)]
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise InputError(f"{name}.classes: {classes!r}; give a list of names, such as ['cat', 'dog']")
     classes = tuple(str(c) for c in classes)
     if len(set(classes)) != len(classes):
         twice = next(c for c in classes if classes.count(c) > 1)
@@ -184,10 +211,9 @@ def _check(
         )
     dt = None
     if domain is not None:
-        dt = torch.as_tensor(np.asarray(domain)).long()
-        domains = tuple(str(d) for d in domains) or tuple(str(i) for i in range(int(dt.max()) + 1))
-        if len(dt) != len(xt) or int(dt.min()) < 0 or int(dt.max()) >= len(domains):
-            raise InputError(f"{name}.domain: give one index below {len(domains)} a sample")
+        dt, domains = _domains(domain, domains, name)
+        if dt.shape != yt.shape or int(dt.min()) < 0 or int(dt.max()) >= len(domains):
+            raise InputError(f"{name}.domain: give one index below {len(domains)}, or a domain's name, per sample")
     return Samples(
         xt.contiguous(),
         yt,
@@ -196,3 +222,19 @@ def _check(
         dt,
         tuple(domains) if dt is not None else (),
     )
+
+
+def _domains(given: Any, names: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Indices of domains and their names; domains may be given by name, then they are numbered by name."""
+    held = np.asarray(given)
+    if held.dtype.kind in "USO":
+        text = held.astype(str)
+        known = [str(name) for name in names] or sorted(set(text.tolist()))
+        if strange := sorted(set(text.tolist()) - set(known)):
+            raise InputError(f"{where}.domain: '{strange[0]}' is not among the domains {', '.join(known)}")
+        position = {name: i for i, name in enumerate(known)}
+        return torch.tensor([position[name] for name in text.tolist()], dtype=torch.long), tuple(known)
+    if held.dtype.kind not in "iub" or not held.size:
+        raise InputError(f"{where}.domain: values of type {held.dtype}; give names, or whole numbers from 0 on")
+    index = torch.as_tensor(held).long()
+    return index, tuple(str(name) for name in names) or tuple(str(i) for i in range(int(index.max()) + 1))

@@ -17,6 +17,7 @@ from mutua.data import formats
 from mutua.data.formats import Arrays
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, suggest
+from mutua.spec import PathLike, local_path, whole_number
 
 EMBEDDED = Path(__file__).with_name("mnist5k.xz")
 DIGITS = tuple("0123456789")
@@ -187,13 +188,13 @@ KNOWN: dict[str, Known] = {
 GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": formats.npz, "folder": formats.images}
 
 
-def data_folder(data_dir: Path | None = None) -> Path:
+def data_folder(data_dir: PathLike | None = None) -> Path:
     """Where sets are looked for: `data_dir`, else MUTUA_DATA, else the user's cache folder."""
     chosen = data_dir or os.environ.get("MUTUA_DATA") or platformdirs.user_cache_path("mutua")
-    return Path(chosen).expanduser()
+    return local_path(chosen, "data_dir")
 
 
-def catalogue(data_dir: Path | None = None) -> list[Entry]:
+def catalogue(data_dir: PathLike | None = None) -> list[Entry]:
     """The known sets, and where each was found."""
     folder = data_folder(data_dir)
     entries = []
@@ -205,17 +206,17 @@ def catalogue(data_dir: Path | None = None) -> list[Entry]:
 
 
 def load(
-    name: str, *, data_dir: Path | None = None, path: Path | None = None, image_size: int | None = None
+    name: str, *, data_dir: PathLike | None = None, path: PathLike | None = None, image_size: int | None = None
 ) -> Source:
     """A known set by name, or `arrays` (path of an .npz) or `folder` (path of a folder of images)."""
-    if image_size is not None and image_size < 1:
-        raise InputError(f"image_size: {image_size}; give the side in pixels, at least 1")
+    if image_size is not None:
+        image_size = whole_number(image_size, "image_size")
     if name in GIVEN:
         if path is None:
             raise InputError(f"path: missing; data '{name}' needs the path of its {_kind(name)}")
-        return _source(name, _read(GIVEN[name], Path(path).expanduser(), image_size), image_size)
+        return _source(name, _read(GIVEN[name], local_path(path, "path"), image_size), image_size)
     if name not in KNOWN:
-        raise InputError(f"data: '{name}' is not known; {suggest(name, [*KNOWN, *GIVEN])}")
+        raise InputError(f"data: '{name}' is not known; {suggest(str(name), [*KNOWN, *GIVEN])}")
     if path is not None:
         raise InputError(f"path: {path} is for data 'arrays' or 'folder'; '{name}' is found in --data-dir")
     known, folder = KNOWN[name], data_folder(data_dir)

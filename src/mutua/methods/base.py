@@ -303,7 +303,7 @@ def of(spec: Mapping[str, Any]) -> Method:
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise InputError(f"method.name: '{name}' is not a Method class")
     try:
-        return found(**options)
+        return found.model_validate(options)
     except ValidationError as error:
         raise InputError(explain(error, found, "method")) from None
 

@@ -25,7 +25,7 @@ from mutua.imports import factory_by_path, in_hand, path_of, permit
 from mutua.models import registry
 from mutua.models.parts import Size, sides
 from mutua.models.splice import Share
-from mutua.spec import Spec
+from mutua.spec import Spec, local_path
 
 _EXPECTED = {
     "name": "a model's name, 'package.module:factory', a factory or an nn.Module",
@@ -161,7 +161,7 @@ def _accepted(factory: Callable[..., Any], given: dict[str, Any], label: str) ->
 
 def _load(module: nn.Module, path: Path) -> None:
     """Put the weights of a file into a model; names and shapes must be the model's."""
-    weights = _read(path)
+    weights = _read(local_path(path, "models.init"))
     expected = module.state_dict()
     for name, value in expected.items():
         if name not in weights:

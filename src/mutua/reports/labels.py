@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mutua.federation import Federation
 from mutua.reports import console, figures
+from mutua.spec import PathLike, local_path
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class LabelCounts:
             ],
         }
 
-    def draw(self, path: Path, title: str) -> None:
+    def draw(self, path: PathLike, title: str) -> None:
         """The label-by-client picture."""
-        figures.label_picture(self.train, self.clients, self.classes, path, title)
+        figures.label_picture(self.train, self.clients, self.classes, local_path(path, "--out"), title)
 
 
 def counts_by_client(federation: Federation) -> LabelCounts:

@@ -21,6 +21,7 @@ from mutua.privacy import Guarantee
 from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined
+from mutua.spec import PathLike, local_path
 from mutua.stats import Spread
 
 Value = float | None
@@ -219,8 +220,9 @@ def believing(path: Path) -> Iterator[None]:
         raise InputError(f"RUN: {path} cannot be read ({what}); it is damaged") from error
 
 
-def read(path: Path) -> Study:
+def read(path: PathLike) -> Study:
     """The run, or the runs of the comparison, in this folder."""
+    path = local_path(path, "RUN")
     with believing(path):
         if not (path / "recipe.yaml").is_file():
             return _comparison(path)

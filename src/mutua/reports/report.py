@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mutua.errors import InputError, MutuaError
@@ -18,6 +17,7 @@ from mutua.reports.labels import counts_by_client
 from mutua.reports.reading import Run, Study, believing, common
 from mutua.reports.tables import Bytes, Cell, Points, Table
 from mutua.reports.words import compared, listed, serves_global, what_was_run
+from mutua.spec import PathLike
 from mutua.stats import Difference, Spread
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ class Report:
         return (block for section in self.sections for block in section.blocks if isinstance(block, Picture))
 
 
-def report(study: Study, load_data: bool = False, data_dir: Path | None = None) -> Report:
+def report(study: Study, load_data: bool = False, data_dir: PathLike | None = None) -> Report:
     """All that a folder tells; with `load_data` also what its data do."""
     with believing(study.path):
         return _report(study, load_data, data_dir)
 
 
-def _report(study: Study, load_data: bool, data_dir: Path | None) -> Report:
+def _report(study: Study, load_data: bool, data_dir: PathLike | None) -> Report:
     colour = _colours(study)
     missing = list(study.missing)
     data = _data(study, data_dir, missing) if load_data else {}
@@ -393,7 +393,7 @@ def _pooled(study: Study) -> bool:
 # What needs the data
 
 
-def _data(study: Study, data_dir: Path | None, missing: list[str]) -> dict[str, Federation]:
+def _data(study: Study, data_dir: PathLike | None, missing: list[str]) -> dict[str, Federation]:
     """By label, the federation of its first run, loaded by the run's recipe."""
     found: dict[str, Federation] = {}
     known: list[tuple[Run, Federation]] = []

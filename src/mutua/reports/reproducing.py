@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mutua import recipes, reproduce
@@ -13,6 +12,7 @@ from mutua.errors import InputError
 from mutua.measures import COUNTS, Measure
 from mutua.reports import console
 from mutua.reproduce import Reproduction
+from mutua.spec import PathLike
 
 PAGE = """# Reproduction
 
@@ -97,7 +97,7 @@ def _digits(measure: str) -> str:
     return ".1f" if name == "rounds_to" else ",.0f" if name in COUNTS else ".2f"
 
 
-def page(out: Path) -> str:
+def page(out: PathLike) -> str:
     """The page of all items as they are now, from the runs that are there."""
     records = {name: _record(name, out) for name in recipes.names()}
     papers = dict.fromkeys(name.partition("/")[0] for name in records)
@@ -108,7 +108,7 @@ def page(out: Path) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _record(name: str, out: Path) -> dict[str, Any] | None:
+def _record(name: str, out: PathLike) -> dict[str, Any] | None:
     try:
         return reproduce.again(name, "laptop", out)
     except InputError as error:  # runs of the item as it was are none of the item as it is

@@ -57,6 +57,7 @@ from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch, 
 from mutua.runs.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
+from mutua.spec import PathLike, local_path
 
 BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "lock")
 
@@ -74,7 +75,8 @@ class Record(Kept):
 class RunFolder:
     """A run's folder, made before the run begins so that a bad place is known at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: PathLike) -> None:
+        path = local_path(path, "RUN")
         plain(path)
         self.path = path
         self.notes: list[str] = []
@@ -87,7 +89,7 @@ class RunFolder:
         self._lock: Lock | None = None
 
     @classmethod
-    def create(cls, name: str, seed: int, out: Path | None = None, under: Path = Path("runs")) -> RunFolder:
+    def create(cls, name: str, seed: int, out: PathLike | None = None, under: PathLike = "runs") -> RunFolder:
         """A new folder: `out`, which is empty or of a run that was killed before it began, else a dated one."""
         folder = cls(dated(name, f"-{seed}", under) if out is None else new_folder(out, but=_not_begun))
         folder._lock = Lock(folder.path, "--out")
@@ -102,8 +104,9 @@ class RunFolder:
         return folder
 
     @classmethod
-    def resume(cls, path: Path) -> RunFolder:
+    def resume(cls, path: PathLike) -> RunFolder:
         """The folder of a run that was stopped, at its newest whole checkpoint, else at its beginning."""
+        path = local_path(path, "--resume")
         if not (path / "recipe.yaml").is_file():
             if not path.is_dir():
                 raise InputError(f"--resume: {path} is not a folder; give the folder that 'mutua run' named")
@@ -122,8 +125,9 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
+    def open(cls, path: PathLike) -> RunFolder:
         """A folder that a run has left."""
+        path = local_path(path, "RUN")
         if not (path / "run.json").is_file():
             what = "has no run.json: it is not a finished run's folder" if path.is_dir() else "is not a folder"
             raise InputError(f"RUN: {path} {what}; give the folder that 'mutua run' named")
@@ -405,8 +409,9 @@ def command() -> str | None:
     return shlex.join(["mutua", *words]) if Path(program).stem == "mutua" else None
 
 
-def new_folder(path: Path, but: Callable[[Path], bool] = lambda _: False) -> Path:
+def new_folder(path: PathLike, but: Callable[[Path], bool] = lambda _: False) -> Path:
     """A folder that was not there or is empty `but` for such files; any other is refused: nothing is lost."""
+    path = local_path(path, "--out")
     try:
         if path.is_dir() and not all(map(but, path.iterdir())):
             raise InputError(f"--out: {path} is there already and not empty; name another or remove it")
@@ -437,7 +442,7 @@ def _no_place(path: Path, error: OSError) -> InputError:
 
 
 @contextmanager
-def filling(path: Path) -> Iterator[Path]:
+def filling(path: PathLike) -> Iterator[Path]:
     """A new folder to be filled; it goes again where nothing came into it."""
     made = new_folder(path)
     try:
@@ -474,9 +479,9 @@ def _mark(manifest: Manifest, table: Table) -> Mark:
     return manifest.history if table.path.name == "history.csv" else manifest.ledger
 
 
-def dated(name: str, end: str = "", under: Path = Path("runs")) -> Path:
+def dated(name: str, end: str = "", under: PathLike = "runs") -> Path:
     """A new folder runs/NAME-DATE, with a number behind it where two begin in the same second."""
-    path = under / f"{name}-{datetime.now():%Y%m%d-%H%M%S}{end}"
+    path = local_path(under, "--out") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}{end}"
     numbered = (path.with_name(f"{path.name}-{n}") for n in count(2))
     place = path
     while True:

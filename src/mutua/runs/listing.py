@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -15,6 +14,7 @@ from mutua.explain import explain
 from mutua.runs.files import in_use, size
 from mutua.runs.folder import RunFolder
 from mutua.sections import Checkpoints as Settings
+from mutua.spec import PathLike, local_path
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -28,11 +28,11 @@ class Overview:
     recipe: Mapping[str, Any]
 
     @classmethod
-    def of(cls, path: Path) -> Overview:
+    def of(cls, path: PathLike) -> Overview:
         """Look at a run's folder."""
         folder = RunFolder(path)  # which refuses one whose files may be anything
         try:
-            recipe = untrusted.from_yaml(untrusted.text(path / "recipe.yaml", untrusted.RECIPE))
+            recipe = untrusted.from_yaml(untrusted.text(folder.path / "recipe.yaml", untrusted.RECIPE))
         except (OSError, ValueError):
             recipe = None
         if not isinstance(recipe, dict):
@@ -124,15 +124,16 @@ class Overview:
         }
 
 
-def found(under: Path) -> tuple[list[Overview], list[str]]:
+def found(under: PathLike) -> tuple[list[Overview], list[str]]:
     """The runs in a folder, and in the folders of comparisons in it, by name; and what is wrong with others."""
+    under = local_path(under, "DIR")
     if not under.is_dir():
         raise InputError(f"DIR: {under} is not a folder; give one that holds runs")
     places = sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")])
     return _each(Overview.of, [place.parent for place in places])
 
 
-def listed(under: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def listed(under: PathLike) -> tuple[list[dict[str, Any]], list[str]]:
     """What there is to say of each of them."""
     runs, wrong = found(under)
     said, unsaid = _each(Overview.summary, runs)

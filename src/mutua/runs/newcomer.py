@@ -29,6 +29,7 @@ from mutua.result import expect
 from mutua.runs.files import to_json, together
 from mutua.runs.folder import RunFolder, filling
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, read
+from mutua.spec import PathLike, local_path
 
 HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
 
@@ -55,24 +56,24 @@ class Joined:
 
 def join(
     run: RunFolder,
-    data: Path,
+    data: PathLike,
     *,
     how: How,
     model: Any = None,
     name: str = "newcomer",
     seed: int = 0,
-    out: Path | None = None,
+    out: PathLike | None = None,
 ) -> Joined:
     """Let a newcomer use, fine-tune or mutually adapt a run's global on its own data; the run stays as it is."""
     shared = run.shared()
     if name in run.clients():
         raise InputError(f"--name: '{name}' is in {run.path} already; give the newcomer a name of its own")
     _complete(shared, how)
-    client = _client(name, data, shared, model, seed)
+    client = _client(name, local_path(data, "--data"), shared, model, seed)
     return join_client(run, client, how=how, seed=seed, out=out or run.path / "newcomers" / name)
 
 
-def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Path) -> Joined:
+def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: PathLike) -> Joined:
     """The same for a client whose data is at hand."""
     shared, method = run.shared(), run.method
     architecture = _complete(shared, how)
@@ -106,9 +107,9 @@ class Told(Kept):
     accuracy: dict[str, float | None]
 
 
-def read_joined(folder: Path) -> Told:
+def read_joined(folder: PathLike) -> Told:
     """What a newcomer has left in its folder."""
-    return read(folder / "join.json", Told)
+    return read(local_path(folder, "RUN") / "join.json", Told)
 
 
 def without_last(federation: Federation) -> tuple[Federation, Client]:

@@ -22,7 +22,7 @@ from mutua.models import Architecture
 from mutua.models.splice import Share
 from mutua.result import Predictor
 from mutua.runs.files import Together, reason, to_json
-from mutua.spec import Spec
+from mutua.spec import PathLike, Spec, local_path
 
 MOST_INPUTS = 2**26
 """A model's input is no larger: images are resized to what a card says."""
@@ -74,9 +74,9 @@ class Card(Kept):
 class SavedModel:
     """A folder with weights and a card."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.card = read(path / "card.json", Card)
+    def __init__(self, path: PathLike) -> None:
+        self.path = local_path(path, "RUN")
+        self.card = read(self.path / "card.json", Card)
 
     @property
     def weights(self) -> Tensors:

@@ -18,6 +18,7 @@ from mutua.result import expect
 from mutua.runs.files import to_json
 from mutua.runs.folder import filling
 from mutua.runs.saved import SavedModel
+from mutua.spec import PathLike, local_path
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Predictions:
             writer.writerow([name, label, *(f"{p:.6f}" for p in row)])
 
 
-def predict(model: SavedModel, path: Path) -> Predictions:
+def predict(model: SavedModel, path: PathLike) -> Predictions:
     """What the model says of the samples in an .npz file or a folder of images (resized to its input)."""
     predictor = model.predictor()
     try:
-        samples, truth, names = _read(path, model.image_size)
+        samples, truth, names = _read(local_path(path, "path"), model.image_size)
     except InputError as error:
         raise InputError(f"--data: {error}") from None
     expect(model.template, samples, "--data")
@@ -85,7 +86,7 @@ def _read(path: Path, image_size: int | None) -> tuple[Samples, list[str] | None
     return samples, [samples.classes[i] for i in samples.y.tolist()], names
 
 
-def export(model: SavedModel, out: Path) -> tuple[Path, Path]:
+def export(model: SavedModel, out: PathLike) -> tuple[Path, Path]:
     """Copy weights and card to a new folder: safetensors and JSON, readable without mutua."""
     _ = model.weights  # refuses a damaged file
     with filling(out) as folder:
