@@ -26,7 +26,7 @@ from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.participant import Participant
 from mutua.recipe import Recipe
-from mutua.rounds import LIMIT, Finished, Rejected, RoundEnded, Stopped, Trained
+from mutua.rounds import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 
@@ -88,7 +88,8 @@ def test_a_client_that_exits_is_left_out_like_one_that_raises(workers: int, fede
 
     events: list[Any] = []
     mutua.run(Quitter(), federate(), rounds=1, workers=workers, callbacks=[events.append])
-    assert rejected(events) == [(1, "a", "SystemExit: 3"), (1, "b", "MemoryError")]
+    memory = "there was no memory left (use fewer workers), 3 times: this machine's failure, not the client's own"
+    assert rejected(events) == [(1, "a", "SystemExit: 3"), (1, "b", memory)]
 
 
 @pytest.mark.parametrize("method", [FML, Independent], ids=lambda m: str(m.name))
@@ -457,7 +458,7 @@ def test_a_deadline_that_everybody_meets_changes_no_byte(federate: Federate, ide
 
 
 @linux
-def test_a_worker_that_dies_costs_its_client_the_round(federate: Federate) -> None:
+def test_a_worker_that_dies_again_and_again_costs_its_client_the_round(federate: Federate) -> None:
     class Dying(FML):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
             if (client.round, client.client.id) == (2, "b"):
@@ -469,8 +470,51 @@ def test_a_worker_that_dies_costs_its_client_the_round(federate: Federate) -> No
     result = mutua.run(Dying(), federate(), callbacks=[events.append], **plan)
     [(round, client, reason)] = rejected(events)
     assert (round, client) == (2, "b") and "its worker process ended by signal 9" in reason
+    assert reason.endswith(", 3 times: this machine's failure, not the client's own")
     faults = Faults.model_validate({"corruption": [{"kind": "raise", "clients": ["b"], "rounds": [2]}]})
     assert result.history.rows == mutua.run(FML(), federate(), faults=faults, **plan).history.rows
+
+
+@linux
+@pytest.mark.parametrize("how", ["killed", "memory"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_the_machine_fails_in_now_and_then_changes_no_byte(
+    how: str, workers: int, federate: Federate, identical: Identical, tmp_path: Path
+) -> None:
+    if (how, workers) == ("killed", 1):
+        pytest.skip("that is the run itself")
+
+    class Unlucky(FML):
+        def _strike(self, client: Participant, what: str) -> None:
+            mark = tmp_path / f"{what}-{client.round}-{client.client.id}"
+            if client.client.id == "b" and not mark.exists():
+                mark.touch()
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise MemoryError
+
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            sent = super().train(client, brief)  # after its work, which must leave no trace
+            self._strike(client, "train")
+            return sent
+
+        def finish(self, client: Participant, brief: Message | None) -> None:
+            self._strike(client, "finish")
+            super().finish(client, brief)
+
+        def predictor(self, client: Participant, brief: Message | None) -> Any:
+            self._strike(client, "evaluate")
+            return super().predictor(client, brief)
+
+    events: list[Any] = []
+    plan = {"rounds": 2, "batch_size": 4, "device": "cpu"}
+    one = mutua.run(FML(), federate(), workers=1, **plan)
+    two = mutua.run(Unlucky(), federate(), workers=workers, callbacks=[events.append], **plan)
+    assert rejected(events) == []
+    struck = [(event.round, event.client) for event in events if isinstance(event, Retried)]
+    assert struck == [(0, "b"), (1, "b"), (1, "b"), (2, "b"), (3, "b"), (2, "b")]
+    assert identical(one.global_state or {}, two.global_state or {})
+    assert one.history.rows == two.history.rows and list(one.ledger) == list(two.ledger)
 
 
 def test_a_deadline_where_nothing_can_be_ended_is_refused(

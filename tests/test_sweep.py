@@ -1,6 +1,7 @@
 """Sweeps: every cell with every seed in processes of their own, stopped and taken up again, failing in part."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -243,11 +244,55 @@ def test_what_fails_is_said_and_the_others_go_on(
     done = gridded(*words)
     assert done.code == 1 and "fml" in done.out
     assert "mutua: 2 of 3 runs failed: " in done.err
-    assert "fedavg, seed 0: its process ended with code -9" in done.err and "no luck" in done.err
+    assert (
+        "fedavg, seed 0: its process ended by signal 9 (was memory short? use fewer --workers), 3 times"
+        in done.err
+        and "no luck" in done.err
+    )
     assert set(runs(tmp_path / "x")) == {"fml-0"}
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert gridded(*words).code == 0 and len(runs(tmp_path / "x")) == 3
+
+
+def test_a_run_whose_process_is_killed_goes_on_to_the_same_bytes(
+    gridded: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0", "--set", "rounds=3", "--out")
+    assert gridded(*words, "whole").code == 0
+    merge, fork, refused = FedAvg.merge, os.fork, []
+
+    def die_once(self: Any, server: Any, replies: Any) -> Any:
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return merge(self, server, replies)
+
+    def seldom() -> int:
+        refused.append(1)
+        if len(refused) % 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(FedAvg, "merge", die_once)
+    monkeypatch.setattr(os, "fork", seldom)
+    done = gridded(*words, "x")
+    assert done.code == 0 and (tmp_path / "killed").exists() and len(refused) >= 6
+    assert "fedavg, seed 0: its process ended by signal 9 (was memory short? use fewer --workers); it goes on" in (
+        done.err
+    )
+    assert {name: data for name, (_, data) in runs(tmp_path / "x").items()} == {
+        name: data for name, (_, data) in runs(tmp_path / "whole").items()
+    }
+
+    def never() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", never)
+    done = gridded(*words, "y")
+    assert done.code == 1
+    said = "mutua: workers: Resource temporarily unavailable; to go on: the same command with --out y"
+    assert done.err.splitlines()[-1] == said
 
 
 def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path) -> None:

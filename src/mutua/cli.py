@@ -7,12 +7,14 @@ import sys
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import mutua
+from mutua import stopping
 from mutua.errors import InputError, MutuaError, RunError, line
+from mutua.streams import enduring
 
 # Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
@@ -761,14 +763,28 @@ def _print_json(report: dict[str, Any], indent: int | None = 2) -> None:
 
 
 def main() -> None:
-    """The entry point: a user's mistake is one line on stderr, never a traceback."""
+    """The command line: a user's mistake is one line on stderr, never a traceback."""
+    stopping.begin()
+    with enduring() as lost:
+        code = _carry_out()
+        sys.stdout.flush()
+        if lost and not code:
+            code = _complain(f"output: cannot be written: {lost[0].strerror}; all else is done", 1)
+    if code:
+        sys.exit(code)
+
+
+def _carry_out() -> int:
+    """Do what the command line says; the exit code."""
     try:
         stopped = app(prog_name="mutua", standalone_mode=False) == 130  # how typer reports Ctrl-C
     except MutuaError as error:
-        _fail(str(error), error.exit_code)
+        return _complain(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         stopped = True
     except Exception as error:
+        if stopping.stopped():  # some packages, broken off while they are loaded, raise what they like
+            return _complain("stopped by Ctrl-C", 1)
         if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find
             raise
         said = (
@@ -778,11 +794,10 @@ def main() -> None:
             .replace("Input should be", "it must be")
         )
         command = context.command_path if (context := getattr(error, "ctx", None)) else "mutua"
-        _fail(f"{said}{'' if said.endswith('?') else ';'} see '{command} --help'", 2)
-    if stopped:
-        _fail("stopped by Ctrl-C", 1)
+        return _complain(f"{said}{'' if said.endswith('?') else ';'} see '{command} --help'", 2)
+    return _complain("stopped by Ctrl-C", 1) if stopped else 0
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _complain(message: str, code: int) -> int:
     print(f"mutua: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(code)
+    return code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class MutuaError(Exception):
     """Anything mutua reports in one clear line instead of a traceback."""
@@ -28,6 +30,24 @@ class Fault(RunError):
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(where, reason)
         self.reason = reason
+
+
+class MachineFault(Fault):
+    """A client's work that came to nothing for want of memory or a process: this machine's failure, not its own.
+
+    An engine does the work again, to the same bytes, before it leaves the client out.
+    """
+
+
+NO_MEMORY = "there was no memory left (use fewer workers)"
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether this says, in any of the ways in which it is said, that there was no memory left."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    said = ("allocate memory", "out of memory", "bad_alloc", "failed to map segment", "start new thread")
+    return isinstance(error, RuntimeError | ImportError | OSError) and any(text in str(error) for text in said)
 
 
 class Refused(MutuaError):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mutua.data.public import Public
 from mutua.data.samples import Samples
-from mutua.errors import Fault, MutuaError
+from mutua.errors import NO_MEMORY, Fault, MachineFault, MutuaError, short_of_memory
 from mutua.federation import Client, build
 from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
@@ -322,6 +322,8 @@ def _answering(client: Client, round: int) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # whatever a method, a model or a loss of a user's own raises
+        if short_of_memory(error):
+            raise MachineFault(f"client {client.id}, round {round}", NO_MEMORY) from error
         said = (str(error).splitlines() or [""])[0]
         reason = said if isinstance(error, MutuaError) else f"{type(error).__name__}: {said}".removesuffix(": ")
         raise Fault(f"client {client.id}, round {round}", reason) from error

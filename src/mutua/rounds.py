@@ -19,8 +19,8 @@ from mutua.methods.base import Server
 from mutua.participant import Job, Reply
 from mutua.profile import timed
 from mutua.seeds import numpy_stream, public
-from mutua.stopping import breakable, whole
-from mutua.store import State, Store
+from mutua.stopping import breakable, end, whole
+from mutua.store import State, Store, copied
 from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
@@ -61,6 +61,9 @@ class Engine(Protocol):
 
     def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
         """The clients' predictors and the global on their own data; a complete `shared` on the common test set."""
+
+    def mishaps(self) -> Sequence[tuple[str, str]]:
+        """By client, what the machine failed in and did again since it was last asked."""
 
     def close(self) -> None:
         """Give back what the engine holds."""
@@ -115,6 +118,15 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Retried:
+    """The machine failed in a client's work and did it again, to the same bytes."""
+
+    round: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RoundEnded:
     """The round is merged and, where due, evaluated: everything that is known so far."""
 
@@ -142,7 +154,7 @@ class Finished:
     """The run is over."""
 
 
-Event = Started | RoundStarted | Trained | Rejected | RoundEnded | Reached | Stopped | Finished
+Event = Started | RoundStarted | Trained | Rejected | Retried | RoundEnded | Reached | Stopped | Finished
 Callback = Callable[[Event], None]
 
 
@@ -172,7 +184,7 @@ class Rounds:
             batch_size=self.job.plan.batch_size,
             topology=Topology(self.job.plan.topology),
             public=self.federation.public,
-            state=_copy(self.standing.server),
+            state=copied(self.standing.server),
         )
         self.server.topology.check(self.ids)
         said = self.job.method.reply_bytes(self.federation, self.job.plan)
@@ -196,7 +208,9 @@ class Rounds:
                 else:
                     self._finish(round)
                 self._reach(round)
-        except (KeyboardInterrupt, RunError):
+        except (KeyboardInterrupt, RunError) as error:
+            if isinstance(error, KeyboardInterrupt):
+                end()
             self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
             raise
         self._emit(Finished())
@@ -231,7 +245,7 @@ class Rounds:
     def _reach(self, round: int) -> None:
         seconds = time.perf_counter() - self._began
         rows, entries = tuple(self.history.rows), tuple(self.ledger.entries)
-        self.standing = Standing(round, _copy(self.server.state), self.engine.stores, rows, entries, seconds)
+        self.standing = Standing(round, copied(self.server.state), self.engine.stores, rows, entries, seconds)
         self._emit(Reached(self.standing))
 
     def _exchange(self, round: int) -> None:
@@ -288,6 +302,8 @@ class Rounds:
         self, round: int, clients: Sequence[str], found: Mapping[str, object], what: str = ""
     ) -> dict[str, str]:
         """Say who failed and why. Where everybody did, the fault is hardly theirs, and the run stops."""
+        for client, reason in self.engine.mishaps():
+            self._emit(Retried(round, client, reason))
         nothing = Fault("", "no reply came")
         faults = {c: fault for c in clients if isinstance(fault := found.get(c, nothing), Fault)}
         for client, fault in faults.items():
@@ -330,8 +346,3 @@ class Rounds:
     def _emit(self, event: Event) -> None:
         for callback in self.callbacks:
             callback(event)
-
-
-def _copy(state: State) -> State:
-    """Arrays are replaced, never changed in place, so copying the two levels of names is enough."""
-    return {group: dict(arrays) for group, arrays in state.items()}

@@ -11,6 +11,11 @@ State = dict[str, Tensors]
 """Groups of named arrays: "personal", "personal.optimizer", "adaptor", ... Never data."""
 
 
+def copied(state: State) -> State:
+    """Arrays are replaced, never changed in place, so copying the two levels of names is enough."""
+    return {group: dict(arrays) for group, arrays in state.items()}
+
+
 @dataclass(frozen=True)
 class Commit:
     """What a client kept and what it replied in one round: one cannot be without the other."""
@@ -33,15 +38,12 @@ class Store:
         return next((commit for commit in self.commits if commit.round == round), None)
 
     def stage(self, round: int) -> State:
-        """A copy of the newest state from before this round, to work on.
-
-        Arrays are replaced, never changed in place, so copying the two levels of names is enough.
-        """
+        """A copy of the newest state from before this round, to work on."""
         before = [commit for commit in self.commits if commit.round < round]
         if self.commits and not before:
             oldest = self.commits[0].round
             raise RunError(f"round {round}: the client's store goes back to the end of round {oldest} only")
-        return {group: dict(arrays) for group, arrays in before[-1].state.items()} if before else {}
+        return copied(before[-1].state) if before else {}
 
     def commit(
         self, round: int, state: State, reply: Message | None, terms: dict[str, float] | None = None

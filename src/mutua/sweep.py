@@ -25,21 +25,21 @@ from typing import Any
 import torch
 
 from mutua import compare
-from mutua.engines.workers import can_fork
-from mutua.errors import InputError, MutuaError
+from mutua.engines.workers import TRIES, can_fork
+from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation import Federation
 from mutua.grid import Cell
 from mutua.measures import Finished, Measure, alone
 from mutua.recipe import Recipe
 from mutua.reports.console import standing
-from mutua.rounds import Event, Rejected, RoundEnded, Started
+from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
 from mutua.runner import prepared
 from mutua.runs.execute import execute
 from mutua.runs.files import ASIDE, Lock, together
 from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.spec import PathLike, local_path
-from mutua.stopping import announce, forking, heed, orderly, quiet
+from mutua.stopping import announce, forking, heed, ignore, orderly, quiet
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""
@@ -205,19 +205,37 @@ class Sweep:
         minutes: float | None = None,
     ) -> Outcome:
         """Run what is not finished, so many at once, until all is or the time is up."""
-        waiting = deque(run for run in self.runs if not run.finished)
+        waiting = deque((run, 1) for run in self.runs if not run.finished)
         until = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
         busy: dict[Connection, _Working] = {}
         outcome = Outcome()
         self.write()
-        with orderly():
+
+        def begin(run: Planned, attempt: int) -> _Working | None:
+            """The run at work, or None where the system gives no process while others are at work."""
+            for patience in (0.1, 0.3, 1.0, None):
+                try:
+                    return _Working.begin(run, attempt, data_dir, engine)
+                except OSError as error:
+                    if busy:
+                        return None
+                    if patience is None:
+                        raise RunError(
+                            f"workers: {error.strerror}; to go on: the same command with --out {self.place}"
+                        ) from None
+                    time.sleep(patience)
+            return None
+
+        with orderly(lambda: f"to go on: the same command with --out {self.place}"):
             try:
                 while (waiting or busy) and not outcome.stopped:
-                    while waiting and len(busy) < workers:
-                        begun = _Working.begin(waiting.popleft(), data_dir, engine)
+                    while waiting and len(busy) < workers and (begun := begin(*waiting[0])):
                         busy[begun.line] = begun
+                        waiting.popleft()
                     for line in wait(list(busy), timeout=max(0.0, min(1.0, until - time.monotonic()))):
-                        self._hear(busy[line], busy, outcome, watch)  # type: ignore[index]
+                        one = busy[line]  # type: ignore[index]
+                        if self._hear(one, busy, outcome, watch, again=one.attempt < TRIES):
+                            waiting.append((one.run, one.attempt + 1))
                     if time.monotonic() >= until and (waiting or busy):
                         outcome.stopped = f"the time budget of {minutes:g} minutes is used up"
             except KeyboardInterrupt as heard:
@@ -228,7 +246,10 @@ class Sweep:
                 self._end(busy, outcome, watch)
         return outcome
 
-    def _hear(self, one: _Working, busy: dict[Connection, _Working], outcome: Outcome, watch: Watch) -> None:
+    def _hear(
+        self, one: _Working, busy: dict[Connection, _Working], outcome: Outcome, watch: Watch, again: bool = False
+    ) -> bool:
+        """Take in what a run says; whether its process was killed and it is to go on, if it may, `again`."""
         try:
             news: News = one.line.recv()
         except (EOFError, OSError):
@@ -236,8 +257,17 @@ class Sweep:
             one.line.close()
             one.process.join()
             if one.ended:
-                return
-            news = News(one.run, "failed", f"its process ended with code {one.process.exitcode}")
+                return False
+            code = one.process.exitcode or 0
+            why = f"its process ended with code {code}"
+            if code < 0:  # what a process of ours dies of is seldom the run's own: it goes on where it stands
+                why = f"its process ended by signal {-code}"
+                why += " (was memory short? use fewer --workers)" if code == -signal.SIGKILL else ""
+                if again:
+                    watch(News(one.run, "said", f"{why}; it goes on"))
+                    return True
+                why += f", {TRIES} times" if one.attempt == TRIES else ""
+            news = News(one.run, "failed", why)
         one.ended = one.ended or news.what in ("done", "failed", "stopped")
         if news.what == "failed":
             outcome.failed[one.run.label] = news.text
@@ -247,6 +277,7 @@ class Sweep:
         elif news.what == "done":
             self.write()
         watch(news)
+        return False
 
     def _end(self, busy: dict[Connection, _Working], outcome: Outcome, watch: Watch) -> None:
         """Ask what is at work to save and stop, and wait for it; asked once more, end it at once."""
@@ -296,25 +327,31 @@ class _Working:
     run: Planned
     process: BaseProcess
     line: Connection
+    attempt: int = 1
     ended: bool = False
 
     @classmethod
-    def begin(cls, run: Planned, data_dir: PathLike | None, engine: str) -> _Working:
+    def begin(cls, run: Planned, attempt: int, data_dir: PathLike | None, engine: str) -> _Working:
         context: Any = multiprocessing.get_context("fork" if can_fork() else "spawn")
         line, end = context.Pipe(duplex=False)
         # A line that a worker holds open would not break when the one who listens is killed.
         register_after_fork(line, Connection.close)
         process = context.Process(target=_work, args=(run, data_dir, engine, end), name=run.label)
-        with forking():
-            process.start()
-        end.close()  # so that the line ends when the process does
-        return cls(run, process, line)
+        try:
+            with forking():
+                process.start()
+        except OSError:
+            line.close()
+            raise
+        finally:
+            end.close()  # so that the line ends when the process does
+        return cls(run, process, line, attempt)
 
 
 def _work(run: Planned, data_dir: PathLike | None, engine: str, line: Connection) -> None:
     """In a process of its own: the run, from its beginning or from where it stands."""
-    # Ctrl-C reaches every process of a terminal; the one that started this passes it on, once.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches every process of a terminal, as its end does; the one that started this passes it on, once.
+    ignore(but=signal.SIGTERM)
     quiet()
     torch.set_num_threads(1)
     teller = _Teller(run, line)
@@ -381,6 +418,8 @@ class _Teller:
                 self.tell("begun")
             case Rejected():
                 self.tell("said", f"round {event.round}: without {event.client}: {event.reason}")
+            case Retried():
+                self.tell("said", f"round {event.round}: {event.client} again: {event.reason}")
             case RoundEnded():
                 self.tell("round", standing(event.history), event.round)
 

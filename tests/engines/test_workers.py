@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -23,7 +24,7 @@ from mutua.data.samples import together
 from mutua.engines.arena import Parcel
 from mutua.engines.local import LocalEngine
 from mutua.engines.workers import Task, Workers, _Turn, cores
-from mutua.errors import Fault, InputError, RunError
+from mutua.errors import Fault, InputError, MachineFault, RunError
 from mutua.federation import Federation
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
@@ -341,17 +342,18 @@ def test_a_failing_task_is_raised_here_and_what_had_begun_is_done(bad: str, erro
     workers.close()
 
 
-def test_a_worker_that_dies_is_a_fault_of_its_task_and_is_replaced() -> None:
+def test_a_worker_that_dies_again_and_again_is_a_fault_of_its_task_and_is_replaced() -> None:
     workers = Workers(broken, 2, 3)
-    for _ in range(3):
+    why = "its worker process ended by signal 9 (was memory short? use fewer workers)"
+    for _ in range(2):
         done = Done()
         workers.do([Task("go", "1", ()), Task("go", "3", ()), Task("go", "6", ())], done)
         fault = done.found.pop("3")
         assert done.found == {"1": "1", "6": "6"}
-        assert isinstance(fault, Fault)
-        assert str(fault) == (
-            "client 3, go: its worker process ended by signal 9; was memory short? use fewer workers"
-        )
+        assert isinstance(fault, MachineFault)
+        assert str(fault) == f"client 3, go: {why}, 3 times: this machine's failure, not the client's own"
+        assert workers.mishaps == [("3", why)] * 2
+        workers.mishaps.clear()
     os.kill(workers.processes[0].pid or 0, signal.SIGKILL)  # while it has nothing to do: nobody's fault
     workers.processes[0].join()
     done = Done()
@@ -360,6 +362,59 @@ def test_a_worker_that_dies_is_a_fault_of_its_task_and_is_replaced() -> None:
     pids = [process.pid for process in workers.processes]
     workers.close()
     assert len(pids) == 3 and not any(_alive(pid or 0) for pid in pids)
+
+
+def once(task: Task) -> Any:
+    """Dies, or runs out of memory, the first time; then says who was at work beside it."""
+    mark = Path(task.given[0]) / task.client
+    (Path(task.given[0]) / "at work" / task.client).touch()
+    beside = sorted(path.name for path in (Path(task.given[0]) / "at work").iterdir())
+    if not mark.exists():
+        mark.touch()
+        if task.client in ("2", "4"):
+            (Path(task.given[0]) / "at work" / task.client).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task.client == "3":
+            (Path(task.given[0]) / "at work" / task.client).unlink()
+            raise MachineFault("client 3", "there was no memory left")
+        beside = []
+        time.sleep(0.05)
+    (Path(task.given[0]) / "at work" / task.client).unlink()
+    return beside
+
+
+def test_what_the_machine_failed_in_is_done_again_alone(tmp_path: Path) -> None:
+    (tmp_path / "at work").mkdir()
+    workers, done = Workers(once, 2, 3), Done()
+    workers.do([Task("go", str(i), (str(tmp_path),)) for i in range(6)], done)
+    workers.close()
+    assert done.found == {"0": [], "1": [], "2": ["2"], "3": ["3"], "4": ["4"], "5": []}
+    assert sorted(client for client, _ in workers.mishaps) == ["2", "3", "4"]
+
+
+def test_a_process_that_the_system_refuses_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, refused = os.fork, []
+
+    def seldom() -> int:
+        if len(refused) < 3:
+            refused.append(1)
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        refused.clear()
+        return fork()
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(os, "fork", seldom)
+    workers, done = Workers(broken, 2, 3), Done()
+    workers.do([Task("go", "1", ()), Task("go", "3", ()), Task("go", "6", ())], done)
+    workers.close()
+    assert {client for client, found in done.found.items() if isinstance(found, Fault)} == {"3"}
+
+    def never() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", never)
+    with pytest.raises(RunError, match=r"^workers: Resource temporarily unavailable; use fewer, with --workers$"):
+        Workers(broken, 2, 3)
 
 
 def hang(task: Task) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,6 +58,10 @@ class FaultyEngine:
     def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
         """The clients' models on their own data, and the global on the common test set."""
         return self.engine.evaluate(round, briefs, shared)
+
+    def mishaps(self) -> Sequence[tuple[str, str]]:
+        """What the machine failed in and did again, which is not on purpose."""
+        return self.engine.mishaps()
 
     def close(self) -> None:
         """Give back what the engine holds."""

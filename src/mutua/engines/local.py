@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mutua.engines.workers import Task, Workers, can_fork, cores
-from mutua.errors import Fault, InputError
+from mutua.engines.workers import TRIES, Task, Workers, can_fork, cores, given_up
+from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, short_of_memory
 from mutua.federation import Federation
 from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.message import Message, Tensors
@@ -24,7 +24,7 @@ from mutua.participant import Assessment, Job, Reply, Verb, assess, perform
 from mutua.profile import Span, note
 from mutua.rounds import Briefs, Evaluation, Replies
 from mutua.stopping import whole
-from mutua.store import State, Store
+from mutua.store import State, Store, copied
 
 
 @dataclass
@@ -55,6 +55,7 @@ class LocalEngine:
         number = (cores() if place == "cpu" else 1) if self.workers is None else self.workers
         wanted = can_fork() and (deadline is not None or (number > 1 and len(self.stores) > 1))
         self._crew = Workers(self._do, number, len(self.stores), place) if wanted else None
+        self._mishaps: list[tuple[str, str]] = [] if self._crew is None else self._crew.mishaps
 
     def start(self) -> None:
         """Every client's `start`, as round 0."""
@@ -164,29 +165,51 @@ class LocalEngine:
         for task in tasks:
             with whole():
                 began, cpu = time.perf_counter(), time.process_time()
-                found = self._do(task)
+                found = self._again_and_again(task)
                 span = Span(0, task.what, task.client, began, time.perf_counter(), time.process_time() - cpu)
                 done(task, found, span)
 
+    def mishaps(self) -> list[tuple[str, str]]:
+        """By client, what this machine failed in and did again since it was last asked."""
+        told, self._mishaps[:] = list(self._mishaps), []
+        return told
+
+    def _again_and_again(self, task: Task) -> Any:
+        """A task in this process; what the machine fails in is done again."""
+        for attempt in range(1, TRIES + 1):
+            try:
+                return self._do(task)
+            except MachineFault as fault:
+                if attempt == TRIES:
+                    return given_up(fault)
+                self._mishaps.append((task.client, fault.reason))
+
     def _do(self, task: Task) -> Any:
-        """A task, in whichever process."""
+        """A task, in whichever process. A fault of the machine's is raised: to try again is for who asked."""
         if task.what == "score":
-            return self._score(int(task.client), *task.given)
+            try:
+                return self._score(int(task.client), *task.given)
+            except Exception as error:
+                if short_of_memory(error):
+                    raise MachineFault("the common test set", NO_MEMORY) from error
+                raise
         try:
             if task.what == "assess":
                 return self._assess(task.client, *task.given)
             return self._perform(task.what, task.client, *task.given)  # type: ignore[arg-type]
+        except MachineFault:
+            raise
         except Fault as fault:
             return fault
 
     def _perform(
         self, verb: Verb, client: str, round: int, brief: Message | None, state: State
     ) -> tuple[State, Reply]:
-        return perform(self.job, self.federation[client], state, verb, round, brief, self.modules)
+        return perform(self.job, self.federation[client], copied(state), verb, round, brief, self.modules)
 
     def _assess(self, client: str, round: int, brief: Message | None, state: State) -> Assessment:
         others = self.federation.others(client)
-        return assess(self.job, self.federation[client], state, round, brief, self.modules, others)
+        return assess(self.job, self.federation[client], copied(state), round, brief, self.modules, others)
 
     def _score(self, number: int, state: Tensors) -> Tensor:
         """The global's probabilities on one batch of the common test set."""

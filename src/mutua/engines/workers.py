@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from mutua.engines.arena import Arena, Block, Parcel, Place
-from mutua.errors import Fault, MutuaError, RunError
+from mutua.errors import Fault, MachineFault, MutuaError, RunError
 from mutua.profile import Span
-from mutua.stopping import announce, breakable, forking, heed
+from mutua.stopping import announce, breakable, forking, heed, ignore
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class _Turn:
     worker: int
     since: float | None
     ran: float = 0.0
+    attempt: int = 1
 
     @property
     def left(self) -> float:
@@ -58,6 +59,10 @@ class _Turn:
             return math.inf
         return self.task.deadline - self.ran - (time.perf_counter() - self.since)
 
+
+TRIES = 3
+"""So often is done what this machine failed in, before its client is left out."""
+OURS = "this machine's failure, not the client's own"
 
 Do = Callable[[Task], Any]
 Done = Callable[[Task, Any, Span], None]
@@ -104,6 +109,8 @@ class Workers:
         cores = list(os.sched_getaffinity(0))
         # With fewer workers than cores, nobody knows which of the cores others leave alone.
         self._free = cores if len(cores) == number else []
+        self.mishaps: list[tuple[str, str]] = []
+        """By client, what this machine failed in and did again."""
         self._settled: dict[int, int] = {}
         """Which core a worker has to itself."""
         self.lines: list[Connection] = []
@@ -114,14 +121,15 @@ class Workers:
             for process in range(1, processes + 1):
                 self._hire(process)
             for worker in range(processes):
-                self._greet(worker)
+                if self._greet(worker):
+                    self._replace(worker)
         except BaseException:
             self.close()
             raise
 
     def do(self, tasks: Sequence[Task], done: Done) -> None:
         """Do the tasks, which begin in this order, and say `done` of each as it ends."""
-        waiting = list(reversed(tasks))
+        waiting = [(task, 1) for task in reversed(tasks)]
         idle = list(range(len(self.lines)))
         busy: dict[Connection, _Turn] = {}
         known: dict[int, Place] = {}  # every client's brief holds the same global, which crosses once
@@ -132,13 +140,15 @@ class Workers:
         while waiting or busy or answers:
             left = len(waiting) + len(busy)
             while waiting and idle and len(busy) < (left if left < 2 * self.number else self.number):
-                task, worker = waiting.pop(), idle.pop()
+                if waiting[-1][1] > 1 and busy:
+                    break  # what failed is done again alone, with all the memory there is
+                (task, attempt), worker = waiting.pop(), idle.pop()
                 parcel = self.arena.pack(task, known=known)
                 blocks.append(parcel.block)
                 if left >= self.number:
                     self._settle(worker)
                 self._send(worker, parcel)
-                busy[self.lines[worker]] = _Turn(task, worker, time.perf_counter())
+                busy[self.lines[worker]] = _Turn(task, worker, time.perf_counter(), attempt=attempt)
             for task, answer, span in answers:  # now that nobody waits for work
                 done(task, answer if isinstance(answer, Fault) else self.arena.unpack(answer), span)
             answers.clear()
@@ -160,7 +170,12 @@ class Workers:
                 del busy[line]
                 self._unsettle(worker)
                 idle.append(worker)
-                if isinstance(found, Exception) and not isinstance(found, Fault):
+                if isinstance(found, MachineFault) and turn.attempt < TRIES:
+                    self.mishaps.append((task.client, found.reason))
+                    waiting.insert(0, (task, turn.attempt + 1))
+                elif isinstance(found, MachineFault):
+                    answers.append((task, given_up(found), span))
+                elif isinstance(found, Exception) and not isinstance(found, Fault):
                     failed[task.client] = found
                 else:
                     answers.append((task, found, span))
@@ -249,8 +264,8 @@ class Workers:
         except (EOFError, OSError):
             code = self._replace(worker)
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
-        why = "; was memory short? use fewer workers" if code == -signal.SIGKILL else ""
-        return _fault(worker, task, f"its worker process ended {how}{why}")
+        why = " (was memory short? use fewer workers)" if code == -signal.SIGKILL else ""
+        return _fault(worker, task, f"its worker process ended {how}{why}", MachineFault)
 
     def _end(self, turn: _Turn) -> Answer:
         """End what has taken too long, with the process that it is in."""
@@ -260,53 +275,73 @@ class Workers:
 
     def _hire(self, process: int) -> None:
         """Fork the worker of this number, which is its place in the lists and one more."""
+        for patience in (0.1, 0.3, 1.0, None):
+            try:
+                return self._fork(process)
+            except OSError as error:  # no more processes, memory or open files are to be had just now
+                if patience is None:
+                    raise RunError(f"workers: {error.strerror}; use fewer, with --workers") from None
+                time.sleep(patience)
+
+    def _fork(self, process: int) -> None:
         context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
         try:
-            here, there = context.Pipe()
             given = self._work, self.arena, process, there, [*self.lines, here], os.getpid(), self._device
             worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
             with warnings.catch_warnings(), forking():
                 # Python warns of threads in this process, such as a progress bar's; workers need none of them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 worker.start()
-        except OSError as error:  # no more processes or open files are to be had
-            raise RunError(f"workers: {error.strerror}; use fewer, with --workers") from None
-        there.close()
+        except OSError:
+            here.close()
+            raise
+        finally:
+            there.close()
         self.lines.insert(process - 1, here)
         self.processes.insert(process - 1, worker)
 
     def _replace(self, worker: int) -> int:
         """Have another process for one that is dead or dying; with which code it ended."""
         self._unsettle(worker)
-        self.lines.pop(worker).close()
-        process = self.processes.pop(worker)
-        process.join()
-        self._hire(worker + 1)
-        self._greet(worker)
-        return process.exitcode or 0
+        code: int | None = None
+        for _ in range(TRIES):
+            self.lines.pop(worker).close()
+            process = self.processes.pop(worker)
+            process.join()
+            code = process.exitcode if code is None else code
+            self._hire(worker + 1)
+            if not (said := self._greet(worker)):
+                return code or 0
+        raise RunError(f"workers: {said}; use --workers 1")
 
-    def _greet(self, worker: int) -> None:
-        """Wait until it is ready: from then on it may be paused."""
+    def _greet(self, worker: int) -> str:
+        """Wait until it is ready: from then on it may be paused. Says what is wrong where it died at once."""
         try:
             said = self.lines[worker].recv_bytes().decode()
         except (EOFError, OSError):
-            said = "it ended at once"
+            return "it ended at once"
         if said:
             raise RunError(f"workers: {said}; use --workers 1")
+        return ""
 
 
-def _fault(worker: int, task: Task, reason: str) -> Answer:
+def _fault(worker: int, task: Task, reason: str, kind: type[Fault] = Fault) -> Answer:
     now = time.perf_counter()
     where = f"client {task.client}, {task.what}"
-    return Fault(where, reason), Span(worker + 1, task.what, task.client, now, now, 0.0)
+    return kind(where, reason), Span(worker + 1, task.what, task.client, now, now, 0.0)
+
+
+def given_up(fault: MachineFault) -> MachineFault:
+    """The same fault, when it has come too often."""
+    return MachineFault(fault.args[0], f"{fault.reason}, {TRIES} times: {OURS}")
 
 
 def _serve(
     do: Do, arena: Arena, process: int, line: Connection, others: list[Connection], parent: int, device: str
 ) -> None:
     """A worker's life: until the line is closed."""
-    for asked in (signal.SIGINT, signal.SIGTERM):  # to stop in good order is the forking process's affair
-        signal.signal(asked, signal.SIG_IGN)
+    ignore()  # to stop in good order is the forking process's affair
     heed()
     for other in others:  # else a worker would keep its siblings' lines open after that process's death
         other.close()

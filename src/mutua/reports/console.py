@@ -19,7 +19,7 @@ from mutua.measures import ABOUT
 from mutua.methods import base
 from mutua.profile import Profile
 from mutua.result import Result
-from mutua.rounds import Event, Finished, Rejected, RoundEnded, Started
+from mutua.rounds import Event, Finished, Rejected, Retried, RoundEnded, Started
 
 if TYPE_CHECKING:
     from mutua.sweep import News
@@ -112,6 +112,8 @@ class ProgressBar:
                     self.progress.update(self.task, total=self.rounds)
             case Rejected():
                 say(f"round {event.round}: without {event.client}: {event.reason}", err)
+            case Retried():
+                say(f"round {event.round}: {event.client} again: {event.reason}", err)
             case RoundEnded():
                 self._show(event.round, event.history)
             case Finished() if self.progress is not None and not self.keep:

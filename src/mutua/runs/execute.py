@@ -24,9 +24,9 @@ def execute(
 ) -> Result:
     """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it.
 
-    Ctrl-C and SIGTERM let the client at work finish its step; then the run is saved and can go on.
+    Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can go on.
     """
-    with folder.keeping(), orderly():
+    with folder.keeping(), orderly(folder.to_go_on):
         standing = folder.begin(recipe, federation)
         result = run(
             recipe.method,

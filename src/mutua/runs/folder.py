@@ -46,6 +46,7 @@ from mutua.rounds import (
     Event,
     Reached,
     Rejected,
+    Retried,
     RoundEnded,
     RoundStarted,
     Standing,
@@ -229,8 +230,12 @@ class RunFolder:
             return why
         with suppress(OSError):
             self.events.add("stopped", reason=why)
+        return f"{why}; {first}{self.to_go_on()}"
+
+    def to_go_on(self) -> str:
+        """What to type to go on with the run."""
         allow = "".join(f" --trust-code {name}" for name in self._code)
-        return f"{why}; {first}to go on: mutua run --resume {shlex.quote(str(self.path))}{allow}"
+        return f"to go on: mutua run --resume {shlex.quote(str(self.path))}{allow}"
 
     def _remove(self) -> None:
         """Take away what a run that has not begun has left."""
@@ -252,6 +257,8 @@ class RunFolder:
                 self.events.add("trained", round=event.round, client=event.client, seconds=seconds, bytes=sent)
             case Rejected():
                 self.events.add("rejected", round=event.round, client=event.client, reason=event.reason)
+            case Retried():
+                self.events.add("retried", round=event.round, client=event.client, reason=event.reason)
             case RoundEnded():
                 self.events.add("ended", round=event.round, accuracy=_accuracy(event))
             case Reached():

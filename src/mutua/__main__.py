@@ -1,0 +1,28 @@
+"""`mutua` and `python -m mutua`: a process of our own, in which Ctrl-C never leaves a traceback."""
+
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command line as a process."""
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if hears:  # while what it takes is imported, it just ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from mutua import cli, stopping
+
+    if hears:
+        stopping.take_over()
+    try:
+        try:
+            cli.main()
+        finally:
+            stopping.end()
+            if hears:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:  # between two lines of ours
+        sys.exit("mutua: stopped by Ctrl-C")
+
+
+if __name__ == "__main__":
+    main()
