@@ -46,7 +46,7 @@ def enduring() -> Iterator[list[OSError]]:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # started without: a run's file would take its place
         pass
     os.close(number)
-    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
     before, lost = (sys.stdout, sys.stderr), list[OSError]()
     made = [_enduring(stream, number, lost) for number, stream in enumerate(before, 1)]
     sys.stdout, sys.stderr = made
