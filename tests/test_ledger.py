@@ -58,7 +58,7 @@ def test_what_comes_after_a_question_is_counted_too() -> None:
         sizes.append((ledger.bytes("up"), ledger.bytes("up", "a"), ledger.bytes("down")))
     length = len(BRIEF.encode())
     assert sizes == [(length, length, 0), (2 * length, 2 * length, 0), (3 * length, 3 * length, 0)]
-    other.entries += ledger.entries
+    other.extend(ledger)
     assert other.bytes("up") == 3 * length
 
 

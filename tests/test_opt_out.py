@@ -14,11 +14,10 @@ import torch
 from mutua import partitions
 from mutua.data.samples import Samples
 from mutua.federation import Federation
-from mutua.history import History, validation
+from mutua.history import History
 from mutua.methods import FedAvg
-from mutua.rounds import Standing
+from mutua.rounds import Event, Reached, Standing
 from mutua.runner import run
-from mutua.runs import checkpoints
 
 Blobs = Callable[..., Samples]
 Federate = Callable[..., Federation]
@@ -42,15 +41,20 @@ def test_the_global_is_selected_by_opted_in_validation_samples_alone(federate: F
     marks = torch.arange(30) % 2 == 0
     a = replace(federation["a"], val=replace(federation["a"].val, opted_out=marks))
     federation = replace(federation, clients=(a, *federation.clients[1:]))
-    result = run(FedAvg(), federation, rounds=3, batch_size=5)
+    reached: list[Standing] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Reached):
+            reached.append(event.standing)
+
+    result = run(FedAvg(), federation, rounds=3, batch_size=5, callbacks=[watch])
     last = result.clients[0].predictor
     by_hand = []
     for client, kept in ((a, ~marks), (federation["c"], torch.ones(30, dtype=torch.bool))):
         said = np.asarray(last(client.val.x[kept]).argmax(1))
         by_hand.append(float((said == client.val.y[kept].numpy()).mean()))
-    assert validation(result.history, "global")[3] == pytest.approx(np.mean(by_hand))
-    standing = Standing(round=3, history=tuple(result.history))
-    assert checkpoints.validation(standing, 3) == pytest.approx(np.mean(by_hand))
+    assert result.history.validation("global", 3) == pytest.approx(np.mean(by_hand))
+    assert reached[-1].validation == pytest.approx(np.mean(by_hand))  # by which the best checkpoint is kept
     assert result.history.select(client="b", model="global", split="val", metric="opted_in")[-1].value is None
     assert result.history.last("b", "global", "val", "accuracy") is not None  # its own number, at home
 
@@ -64,10 +68,10 @@ def test_best_is_chosen_without_the_opted_out(federate: Federate) -> None:
         history.add(at, "b", "global", "val", "accuracy", b)
         history.add(at, "b", "global", "val", "opted_in", None)
         history.add(at, "global", "global", "test", "accuracy", at / 10)
-    assert validation(history, "global") == {0: 0.1, 1: 0.6, 2: 0.4}
-    assert history.best_round("global", "global") == 1
+    assert [history.validation("global", at) for at in range(3)] == [0.1, 0.6, 0.4]
+    assert history.best_rounds()["global", "global"] == 1
     assert history.selected("best", "global", "global", "test", "accuracy") == pytest.approx(0.1)
-    assert history.best_round("b", "global") == 2  # a client's own number is selected at home, by its own data
+    assert history.best_rounds()["b", "global"] == 2  # a client's own number is selected at home, by its own data
 
 
 def test_other_domains_opted_out_samples_do_not_judge_a_client(blobs: Blobs, nets: SimpleNamespace) -> None:

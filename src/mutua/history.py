@@ -1,11 +1,16 @@
-"""The history of a run: one row a number."""
+"""The history of a run: one row a number, and which of them are reported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
+
+from mutua.log import Log
+
+Key = tuple[str, str, str, str]
 Metrics = Mapping[str, float | None]
 EVERY_ROUND = ("accuracy", "loss", "opted_in", "wdp", "cdp", "acc")
 
@@ -29,29 +34,98 @@ class Row(NamedTuple):
     value: float | None
 
 
-class History:
+class _Index(NamedTuple):
+    """The places of all rows by key, one key after the other, and every client's keys."""
+
+    size: int
+    places: np.ndarray
+    starts: np.ndarray
+    clients: dict[str, list[int]]
+
+    @staticmethod
+    def of_columns(which: Sequence[int], keys: Sequence[tuple[str, ...]]) -> _Index:
+        number = np.asarray(which)
+        number = np.where(number < 0, ~number, number)  # as `Log` tells None
+        places = np.argsort(number, kind="stable")
+        clients: dict[str, list[int]] = {}
+        for key, (client, *_) in enumerate(keys):
+            clients.setdefault(client, []).append(key)
+        return _Index(len(number), places, np.searchsorted(number[places], np.arange(len(keys) + 1)), clients)
+
+    def of(self, key: int) -> list[int]:
+        found: list[int] = self.places[self.starts[key] : self.starts[key + 1]].tolist()
+        return found
+
+
+class History(Log[Row]):
     """Rows in the order in which they were measured."""
 
+    kind: ClassVar[type[Row]] = Row
+    valued: ClassVar[bool] = True
+
     def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self._newest: dict[tuple[str, str, str, str], Row] = {}
+        super().__init__()
+        self._newest: dict[Key, tuple[int, float | None]] = {}
+        self._evaluated: dict[tuple[str, str], int] = {}
+        self._common: dict[int, float] = {}
+        self._means: dict[tuple[str, str, str], dict[int, tuple[float, int]]] = {}
+        self._judged: dict[str, dict[int, float]] = {}
+        self._judging: dict[str, tuple[int, dict[str, float | None]]] = {}
+        self._first, self._since = 1, dict[str, int]()
+        self._tables: dict[str, tuple[int, dict[Key, float | None]]] = {}
+        self._index: _Index | None = None
 
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, oldest first."""
+        return list(self)
 
     def add(self, round: int, client: str, model: str, split: str, metric: str, value: float | None) -> None:
         """Add one number."""
-        self.extend([Row(round, client, model, split, metric, value)])
+        self._append(Row(round, client, model, split, metric, value))
 
-    def extend(self, rows: Iterable[Row]) -> None:
-        """Add rows that were measured before."""
-        for row in rows:
-            self.rows.append(row)
-            if row.value is not None:
-                self._newest[row[1:5]] = row
+    def _append(self, row: Row) -> None:
+        # What is asked after every round, or of every client, is kept up to date: no row is looked at again.
+        super()._append(row)
+        round, client, model, split, metric, value = row
+        self._newest[client, model, split, metric] = round, value
+        if split != "train":
+            self._evaluated[client, model] = round
+        if split == "val" and client != "global" and metric in ("accuracy", "opted_in"):
+            self._judge(row)
+        if value is None:
+            return
+        if client != "global":
+            sums = self._means.setdefault((model, split, metric), {})
+            total, number = sums.get(round, (0.0, 0))
+            sums[round] = total + value, number + 1
+        elif (model, split, metric) == ("global", "test", "accuracy"):
+            self._common[round] = value
+
+    def _judge(self, row: Row) -> None:
+        at, values = self._judging.get(row.model, (-1, {}))
+        if at != row.round:
+            self._judged[row.model] = self._validation(row.model)
+            values = {}
+            self._judging[row.model] = row.round, values
+        if row.metric == "opted_in" or row.client not in values:
+            values[row.client] = row.value
+
+    def _validation(self, model: str) -> dict[int, float]:
+        known = self._judged.get(model, {})
+        round, values = self._judging.get(model, (-1, {}))
+        if found := [value for value in values.values() if value is not None]:
+            known[round] = fmean(found)
+        else:
+            known.pop(round, None)
+        return known
+
+    def validation(self, model: str, round: int) -> float | None:
+        """A model's mean accuracy over clients' validation data in a round: what selects anything that is shared.
+
+        Of a client that keeps samples out of the federation, only the others count (`opted_in`), if it has any.
+        """
+        return self._validation(model).get(round)
 
     def measured(self, round: int, client: str, model: str, split: str, metrics: Metrics, last: bool) -> None:
         """Add an evaluation: accuracy and loss every time, every metric after the last round."""
@@ -61,71 +135,107 @@ class History:
 
     def select(self, **wanted: object) -> list[Row]:
         """The rows whose fields have these values: `select(client="global", metric="accuracy")`."""
-        return [row for row in self if all(getattr(row, name) == value for name, value in wanted.items())]
+        found: Iterable[Row] = self
+        if not self._away:
+            index = self._indexed()
+            fields = {name: value for name, value in wanted.items() if name in Row._fields[1:5]}
+            all_keys = range(len(self._repeated))
+            keys = index.clients.get(str(fields["client"]), []) if "client" in fields else all_keys
+            mine = [key for key in keys if _has(Row._make((0, *self._repeated[key], None)), fields)]
+            found = map(self._row, sorted(place for key in mine for place in index.of(key)))
+        return [row for row in found if _has(row, wanted)]
+
+    def _indexed(self) -> _Index:
+        """Where to find the rows of every key."""
+        if self._index is None or self._index.size != len(self._which):
+            self._index = _Index.of_columns(self._which, self._repeated)
+        return self._index
 
     def last(self, client: str, model: str, split: str, metric: str) -> float | None:
         """The newest value of this number."""
-        return self.selected("last", client, model, split, metric)
+        return self._newest.get((client, model, split, metric), (0, None))[1]
+
+    def evaluated(self, client: str, model: str) -> int | None:
+        """The round of its newest evaluation."""
+        return self._evaluated.get((client, model))
+
+    def serves_since(self, first: int, clients: Mapping[str, int]) -> None:
+        """From which round on evaluations may be selected: of any model, and of each client's predictor.
+
+        Those before are of something else than what is reported: of models that were not trained, or of the
+        global where a client's own model was made after the last round.
+        """
+        self._first, self._since = first, dict(clients)
+        self._tables.clear()
 
     def selected(self, selection: Selection, client: str, model: str, split: str, metric: str) -> float | None:
         """This number in the evaluation, or the mean over the evaluations, that the selection names."""
-        rows = self.select(client=client, model=model, split=split, metric=metric)
-        if selection == "best":
-            best = self.best_round(client, model)
-            rows = [row for row in rows if row.round == best]
-        else:
-            rows = rows[-5 if selection == "last5" else -1 :]
-        values = [row.value for row in rows if row.value is not None]
-        return fmean(values) if values else None
+        if selection == "last":
+            return self.last(client, model, split, metric)
+        size, table = self._tables.get(selection, (-1, {}))
+        if size != len(self):
+            table = self._table(selection)
+            self._tables[selection] = len(self), table
+        return table.get((client, model, split, metric))
 
-    def best_round(self, client: str, model: str) -> int | None:
-        """The first round in which this model is best on validation data; None where there is none.
+    def _table(self, selection: Selection) -> dict[Key, float | None]:
+        """Every number of a selection, in one pass: as `selected` gives them."""
+        best = self.best_rounds() if selection == "best" else {}
+        found: dict[Key, list[float | None]] = {}
+        for row in self:
+            if selection == "best":
+                counts = row.round == best.get((row.client, row.model))
+            else:
+                counts = row.round >= self._from_round(row.client, row.model)
+            if counts:
+                mine = found.setdefault(row[1:5], [])
+                mine.append(row.value)
+                del mine[:-5]
+        known = {key: [value for value in values if value is not None] for key, values in found.items()}
+        return {key: fmean(values) if values else None for key, values in known.items()}
+
+    def best_rounds(self) -> dict[tuple[str, str], int]:
+        """By client and model, the first round in which it is best on validation data.
 
         Judged by a client's `acc`, over all domains, where clients have domains, else by accuracy on its own
         data; the global by its mean accuracy over clients, on opted-in samples alone.
         """
-        if client == "global":
-            found = list(validation(self, model).items())
-        else:
-            rows = self.select(client=client, model=model, split="val", metric="acc")
-            rows = rows or self.select(client=client, model=model, split="val", metric="accuracy")
-            found = [(row.round, row.value) for row in rows if row.value is not None]
-        return max(found, key=lambda point: point[1])[0] if found else None
+        found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
+        for round, client, model, split, metric, value in self:
+            judged = split == "val" and metric in ("acc", "accuracy") and client != "global"
+            if judged and value is not None and round >= self._from_round(client, model):
+                mine = found.setdefault((client, model), {})
+                if metric not in mine or value > mine[metric][0]:
+                    mine[metric] = value, round
+        best = {of: mine.get("acc", mine.get("accuracy", (0.0, 0)))[1] for of, mine in found.items()}
+        shared = [point for point in self._validation("global").items() if point[0] >= self._first]
+        return best | ({("global", "global"): max(shared, key=lambda point: point[1])[0]} if shared else {})
+
+    def _from_round(self, client: str, model: str) -> int:
+        return self._since.get(client, self._first) if model == "predictor" else self._first
 
     def curve(self, model: str, split: str = "test", metric: str = "accuracy") -> list[tuple[int, float]]:
         """By round, the unweighted mean over clients."""
-        by_round: dict[int, list[float]] = {}
-        for row in self.select(model=model, split=split, metric=metric):
-            if row.client != "global" and row.value is not None:
-                by_round.setdefault(row.round, []).append(row.value)
-        return [(round, sum(values) / len(values)) for round, values in sorted(by_round.items())]
+        sums = self._means.get((model, split, metric), {})
+        return [(round, total / number) for round, (total, number) in sorted(sums.items())]
+
+    def mean(self, round: int, model: str, split: str, metric: str) -> float | None:
+        """The point of a curve in this round."""
+        total, number = self._means.get((model, split, metric), {}).get(round, (0.0, 0))
+        return total / number if number else None
 
     def global_curve(self) -> list[tuple[int, float]]:
         """By round, the accuracy of the global on the common test set."""
-        rows = self.select(client="global", model="global", split="test", metric="accuracy")
-        return [(row.round, row.value) for row in rows if row.value is not None]
+        return sorted(self._common.items())
 
     def newest(self, model: str) -> tuple[int, float] | None:
         """The last point of `curve` or, of the global, of `global_curve`: what is asked after every round."""
-        kind, common = (model, "test", "accuracy"), model == "global"
-        found = [row for key, row in self._newest.items() if key[1:] == kind and (key[0] == "global") == common]
-        if not found:
-            return None
-        last = max(row.round for row in found)
-        values = [row.value for row in found if row.round == last and row.value is not None]
-        return last, sum(values) / len(values)
+        if model == "global":
+            return next(reversed(self._common.items()), None)
+        round = next(reversed(self._means.get((model, "test", "accuracy"), {})), None)
+        value = None if round is None else self.mean(round, model, "test", "accuracy")
+        return None if round is None or value is None else (round, value)
 
 
-def validation(rows: Iterable[Row], model: str) -> dict[int, float]:
-    """By round, a model's mean accuracy over clients' validation data: what selects anything that is shared.
-
-    Of a client that keeps samples out of the federation, only the others count (`opted_in`), if it has any.
-    """
-    found: dict[int, dict[str, float | None]] = {}
-    for row in rows:
-        if (row.model, row.split) == (model, "val") and row.client != "global":
-            values = found.setdefault(row.round, {})
-            if row.metric == "opted_in" or (row.metric == "accuracy" and row.client not in values):
-                values[row.client] = row.value
-    known = {at: [value for value in values.values() if value is not None] for at, values in found.items()}
-    return {at: fmean(values) for at, values in sorted(known.items()) if values}
+def _has(row: Row, wanted: Mapping[str, object]) -> bool:
+    return all(getattr(row, name) == value for name, value in wanted.items())

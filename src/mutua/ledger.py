@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
 
 from mutua.errors import Refused
+from mutua.log import Log
 from mutua.message import DTYPES, NUMBERS, Kind, Message
 
 Direction = Literal["up", "down"]
@@ -28,19 +28,20 @@ class Entry(NamedTuple):
     bytes: int
 
 
-class Ledger:
+class Ledger(Log[Entry]):
     """Every part of every message that crossed. The entries of a message add up to its encoded length."""
 
+    kind: ClassVar[type[Entry]] = Entry
+
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self._totals: Counter[tuple[str, str]] = Counter()
-        self._counted = 0
+        super().__init__()
+        self._totals: dict[tuple[str, str | None], int] = {}
+        self._kinds: dict[tuple[str, str | None], dict[str, int]] = {}
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries, oldest first."""
+        return list(self)
 
     def record(self, round: int, client: str, direction: Direction, message: Message | None) -> None:
         """Enter a message; None is no message and no bytes."""
@@ -48,31 +49,30 @@ class Ledger:
             return
         for name, part in message.items():
             row = Entry(round, client, direction, part.kind, name, len(part.arrays), part.values, part.nbytes)
-            self.entries.append(row)
-        self.entries.append(Entry(round, client, direction, "envelope", "", 0, 0, message.envelope))
+            self._append(row)
+        self._append(Entry(round, client, direction, "envelope", "", 0, 0, message.envelope))
+
+    def _append(self, row: Entry) -> None:
+        # Sums are asked for after every round, and of every client: no entry is counted twice.
+        super()._append(row)
+        for who in (row.client, None):
+            self._totals[row.direction, who] = self._totals.get((row.direction, who), 0) + row.bytes
+            if row.kind not in ("envelope", REFUSED):
+                mine = self._kinds.setdefault((row.direction, who), {})
+                label = f"{row.kind}: {row.name}"
+                mine[label] = mine.get(label, 0) + row.bytes
 
     def refuse(self, round: int, client: str) -> None:
         """Enter that this client's reply of the round was not merged."""
-        self.entries.append(Entry(round, client, "up", REFUSED, "", 0, 0, 0))
+        self._append(Entry(round, client, "up", REFUSED, "", 0, 0, 0))
 
     def bytes(self, direction: Direction, client: str | None = None) -> int:
         """How many bytes crossed in this direction, of one client or of all."""
-        # Asked for after every round, and of every client: what was counted once is not counted again.
-        for e in self.entries[self._counted :]:
-            self._totals[e.direction, e.client] += e.bytes
-        self._counted = len(self.entries)
-        if client is not None:
-            return self._totals[direction, client]
-        return sum(total for (way, _), total in self._totals.items() if way == direction)
+        return self._totals.get((direction, client), 0)
 
     def kinds(self, direction: Direction, client: str | None = None) -> dict[str, int]:
         """Bytes by what they were, such as {"weights: meme": 246824}."""
-        totals: dict[str, int] = {}
-        for e in self:
-            if e.direction == direction and client in (None, e.client) and e.kind not in ("envelope", REFUSED):
-                label = f"{e.kind}: {e.name}"
-                totals[label] = totals.get(label, 0) + e.bytes
-        return totals
+        return dict(self._kinds.get((direction, client), {}))
 
 
 def may_leave(message: Message | None, shares: Shares, brief: Message | None) -> None:

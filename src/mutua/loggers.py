@@ -49,7 +49,7 @@ class Logged:
 
 
 def _numbers(event: RoundEnded) -> dict[str, float]:
-    newest = list(takewhile(lambda row: row.round == event.round, reversed(event.history.rows)))
+    newest = list(takewhile(lambda row: row.round == event.round, reversed(event.history)))
     numbers = {
         f"{row.split}/{row.metric}/{row.model}/{row.client}": row.value
         for row in reversed(newest)

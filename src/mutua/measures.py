@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mutua.errors import InputError, suggest
-from mutua.history import History, Row
+from mutua.history import History
 from mutua.ledger import Direction, Ledger
 from mutua.runs.folder import RunFolder
 from mutua.spec import PathLike
@@ -97,6 +97,8 @@ class Finished:
                     f"RUN: {self.path}: ledger.csv is damaged: {found} bytes {way}, {told} by run.json; "
                     "repeat the run by its recipe.yaml"
                 )
+        since = {client["id"]: client.get("serves_since", 1) for client in self.summary["clients"]}
+        history.serves_since(min(1, self.summary["rounds"]), since)
         return history, ledger
 
     @property
@@ -116,7 +118,13 @@ class Finished:
         else:
             model = "global" if name == "global_own" else "predictor"
             found = {client["id"]: client["accuracy"][model] for client in self.summary["clients"]}
-        return {client: value for client, value in found.items() if client != "mean" and value is not None}
+        out = {"mean"} if name == "global_own" else {"mean"} | self.untrained
+        return {client: value for client, value in found.items() if client not in out and value is not None}
+
+    @cached_property
+    def untrained(self) -> set[str]:
+        """Clients that serve with a model that was never trained: out of all numbers over clients."""
+        return {client["id"] for client in self.summary["clients"] if not client.get("trained", True)}
 
     @cached_property
     def rows(self) -> list[tuple[str, str, str, str, float | None]]:
@@ -124,24 +132,16 @@ class Finished:
 
         `mean` is the mean over clients, `global` the global on the common test set.
         """
-        selection = self.summary["selection"]
-        series: dict[tuple[str, str, str, str], list[Row]] = {}
-        for row in self.history:
-            if row.split != "train":
-                series.setdefault((row.client, row.model, row.split, row.metric), []).append(row)
-        models = dict.fromkeys((client, model) for client, model, *_ in series)
-        best = {of: self.history.best_round(*of) for of in models} if selection == "best" else {}
-        found: dict[tuple[str, str, str, str], float | None] = {}
-        for (client, model, split, metric), rows in series.items():
-            chosen = [row for row in rows if row.round == best[client, model]] if best else rows
-            values = [row.value for row in chosen[-5 if selection == "last5" else -1 :] if row.value is not None]
-            found[client, model, split, metric] = fmean(values) if values else None
+        keys = dict.fromkeys(row[1:5] for row in self.history if row.split != "train")
+        selected = partial(self.history.selected, self.summary["selection"])
+        found: dict[tuple[str, str, str, str], float | None] = {key: selected(*key) for key in keys}
         for client in self.summary["clients"]:
             for way in WAYS:
                 found[client["id"], "", "", f"bytes_{way}"] = self.ledger.bytes(way, client["id"])
         means: dict[tuple[str, str, str], list[float]] = {}
         for (client, *of), value in found.items():
-            if client != "global" and value is not None:
+            counts = client != "global" and (of[0] != "predictor" or client not in self.untrained)
+            if counts and value is not None:
                 means.setdefault((of[0], of[1], of[2]), []).append(value)
         every = [(*key, value) for key, value in found.items()]
         return [*every, *(("mean", *key, fmean(values)) for key, values in means.items())]
@@ -150,7 +150,11 @@ class Finished:
         """By round, the global on the common test set or the mean over clients on their own."""
         if name == "global":
             return self.history.global_curve()
-        return self.history.curve("predictor" if name == "predictor" else "global")
+        if name != "predictor":
+            return self.history.curve("global")
+        # Where all predictors were made after the last round, what was there before is another model's curve.
+        since = min((client.get("serves_since", 0) for client in self.summary["clients"]), default=0)
+        return [point for point in self.history.curve("predictor") if since <= 1 or point[0] >= since]
 
     def measure(self, asked: Measure, alone: Finished | None = None) -> float | None:
         """One number; None where the run has it not. `alone` is the same clients' run without a federation."""
@@ -161,7 +165,7 @@ class Finished:
                 round = next((at for at, value in self.curve(asked.curve) if value >= asked.x / 100), None)
                 return None if round is None else self._spent(asked, round)
             case "spread_last_20":
-                last = [value for _, value in self.curve(asked.curve)[-20:]]
+                last = [value for round, value in self.curve(asked.curve) if round][-20:]
                 return stdev(last) if len(last) == 20 else None  # fewer would have the start in them
             case "bytes_up" | "bytes_down":
                 entries = [entry for entry in self.ledger if entry.direction == asked.name.removeprefix("bytes_")]

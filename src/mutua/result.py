@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -24,9 +24,11 @@ from mutua.message import Message, Tensors
 from mutua.models import Architecture
 from mutua.modules import Modules
 from mutua.participant import Job, Participant
+from mutua.participation import Attendance, Participation
 from mutua.privacy import Guarantee, guarantee
 from mutua.store import State
 
+NEVER = "; it never trained, so it is out of the mean"
 REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
 
 
@@ -66,6 +68,7 @@ class ClientResult:
     state: State
     brief: Message | None
     history: History
+    attendance: Attendance = field(default_factory=Attendance)
 
     @property
     def id(self) -> str:
@@ -86,7 +89,20 @@ class ClientResult:
     @property
     def evaluated(self) -> bool:
         """Whether its last evaluation came about: else there is no model that it could be served with."""
-        return bool(self.history.select(round=self.job.plan.rounds, client=self.id, model="predictor"))
+        return self.history.evaluated(self.id, "predictor") == self.job.plan.rounds
+
+    @property
+    def trained(self) -> bool:
+        """Whether what it serves with was trained: by itself, or by others where it is the global alone."""
+        return self.attendance.trained or not self.state or not self.job.plan.rounds
+
+    @property
+    def serves_since(self) -> int:
+        """The first round whose evaluations are of the kind of model that it serves with now."""
+        last, first = self.job.plan.rounds, self.attendance.first
+        if self.job.method.made_at_end and not self.attendance.unfinished:
+            return last
+        return min(last, max(1, first or 1) if self.state else 1)
 
     @property
     def made_of(self) -> dict[str, Any]:
@@ -124,6 +140,9 @@ class ClientResult:
             "samples": len(self.client.train),
             "test_samples": len(self.client.test),
             "accuracy": {model: self.accuracy(model, selection) for model in ("predictor", "global")},
+            "trained": self.trained,
+            "serves_since": self.serves_since,
+            "participation": self.attendance.summary(),
         }
 
 
@@ -138,10 +157,27 @@ class Result:
     global_state: Tensors | None
     clients: list[ClientResult]
     seconds: float
+    participation: Participation = field(default_factory=Participation)
+
+    def __post_init__(self) -> None:
+        since = {client.id: client.serves_since for client in self.clients}
+        self.history.serves_since(min(1, self.job.plan.rounds), since)
 
     def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
-        """Unweighted mean over clients of accuracy on their own test data."""
-        return _mean([client.accuracy(model, selection) for client in self.clients])
+        """Unweighted mean over clients of accuracy on their own test data; who never trained is left out."""
+        return _mean([client.accuracy(model, selection) for client in self.counted(model)])
+
+    def counted(self, model: str = "predictor") -> list[ClientResult]:
+        """The clients whose numbers count in means: all, but for predictors that were never trained."""
+        return [client for client in self.clients if model != "predictor" or client.trained]
+
+    def left_out(self) -> list[str]:
+        """A line for each client of which something went wrong or that never trained."""
+        return [
+            f"{client.id}: {client.attendance}{'' if client.trained else NEVER}"
+            for client in self.clients
+            if not (client.attendance.whole and client.trained)
+        ]
 
     def _domains(self) -> dict[str, float | None] | None:
         """FedH2L's metrics, mean over clients, where clients have domains."""
@@ -151,7 +187,7 @@ class Result:
         def value(client: ClientResult, metric: str) -> float | None:
             return client.measured(metric, "predictor", self.job.plan.selection)
 
-        return {metric: _mean([value(c, metric) for c in self.clients]) for metric in ("wdp", "cdp", "acc")}
+        return {metric: _mean([value(c, metric) for c in self.counted()]) for metric in ("wdp", "cdp", "acc")}
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
@@ -180,8 +216,8 @@ class Result:
                 model: {
                     "accuracy": self.mean_accuracy(model, selection),
                     "accuracy_by_samples": _mean(
-                        [client.accuracy(model, selection) for client in self.clients],
-                        [sizes[client.id] for client in self.clients],
+                        [client.accuracy(model, selection) for client in self.counted(model)],
+                        [sizes[client.id] for client in self.counted(model)],
                     ),
                 }
                 for model in ("predictor", "global")

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from mutua.errors import Fault, Refused, RunError
+from mutua.errors import Fault, Refused, RunError, line
 from mutua.federation import Federation
 from mutua.history import History, Metrics, Row
 from mutua.ledger import Entry, Ledger, may_leave
+from mutua.log import Upto
 from mutua.message import Message, Tensors
 from mutua.methods.base import Server
 from mutua.participant import Job, Reply
+from mutua.participation import Outcome, Participation, Turn
 from mutua.profile import timed
 from mutua.seeds import numpy_stream, public
 from mutua.stopping import breakable, end, whole
@@ -81,6 +83,9 @@ class Standing:
     history: Sequence[Row] = ()
     ledger: Sequence[Entry] = ()
     seconds: float = 0.0
+    participation: Sequence[Turn] = ()
+    validation: float | None = None
+    """Mean accuracy of the clients' predictors on opted-in validation data, where this round was evaluated."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ class Rounds:
     standing: Standing = field(default_factory=Standing)
     history: History = field(default_factory=History)
     ledger: Ledger = field(default_factory=Ledger)
+    participation: Participation = field(default_factory=Participation)
 
     def __post_init__(self) -> None:
         self.ids = sorted(client.id for client in self.federation.clients)
@@ -191,7 +197,8 @@ class Rounds:
         self.longest = TOO_LONG * said or LIMIT
         self.drawable = self.federation.drawable(self.job.method.needs_global)
         self.history.extend(self.standing.history)
-        self.ledger.entries += self.standing.ledger
+        self.ledger.extend(self.standing.ledger)
+        self.participation.extend(self.standing.participation)
         self._began = time.perf_counter() - self.standing.seconds
 
     @whole()
@@ -219,6 +226,7 @@ class Rounds:
         self.job.method.open(self.server)
         with breakable():
             self.engine.start()
+        self._trained(0)
         if self.job.plan.rounds:  # else the last evaluation is of round 0
             self._evaluate(0)
             self._emit(RoundEnded(0, self.history, self.ledger))
@@ -238,14 +246,23 @@ class Rounds:
             self.ledger.record(round, client, "down", brief)
         with breakable():
             done = self.engine.finish(round, briefs)
-        self._failed(round, self.ids, done, "its last work failed: ")
+        self._failed(round, self.ids, done, "unfinished", "its last work failed: ")
+        self._trained(round)
         self._evaluate(round - 1, last=True)
         self._emit(RoundEnded(round - 1, self.history, self.ledger))
 
     def _reach(self, round: int) -> None:
         seconds = time.perf_counter() - self._began
-        rows, entries = tuple(self.history.rows), tuple(self.ledger.entries)
-        self.standing = Standing(round, copied(self.server.state), self.engine.stores, rows, entries, seconds)
+        self.standing = Standing(
+            round=round,
+            server=copied(self.server.state),
+            stores=self.engine.stores,
+            history=Upto(self.history),
+            ledger=Upto(self.ledger),
+            participation=Upto(self.participation),
+            validation=self.history.validation("predictor", min(round, self.job.plan.rounds)),
+            seconds=seconds,
+        )
         self._emit(Reached(self.standing))
 
     def _exchange(self, round: int) -> None:
@@ -259,7 +276,7 @@ class Rounds:
         with breakable():
             replies = self.engine.train(round, briefs)
         accepted: dict[str, Message] = {}
-        refusals = self._failed(round, drawn, replies)
+        refusals = self._failed(round, drawn, replies, "failed")
         for client in drawn:
             reply = replies.get(client)
             if not isinstance(reply, Reply):
@@ -268,6 +285,8 @@ class Rounds:
                 self.history.add(round, client, term, "train", "objective", mean)
             self._emit(Trained(round, client, reply))
             if reply.message is None:
+                idle = method.made_at_end and not reply.terms
+                self.participation.add(round, client, "idle" if idle else "answered")
                 continue
             self.ledger.record(round, client, "up", reply.message)
             try:
@@ -279,12 +298,12 @@ class Rounds:
             except Refused as refused:
                 refusals[client] = str(refused)
                 self.ledger.refuse(round, client)
-                self._emit(Rejected(round, client, refusals[client]))
+                self._reject(round, client, "refused", refusals[client])
         for client, reason in method.outliers(self.server, accepted).items():
             del accepted[client]
             refusals[client] = reason
             self.ledger.refuse(round, client)
-            self._emit(Rejected(round, client, reason))
+            self._reject(round, client, "refused", reason)
         due = len(accepted) + len(refusals)
         if method.shares and due and len(accepted) < plan.min_replies:
             first = "; ".join(f"{client}: {reason}" for client, reason in list(refusals.items())[:1])
@@ -297,9 +316,22 @@ class Rounds:
                 method.merge(self.server, accepted)
                 if plan.privacy is not None:
                     self.server.state = plan.privacy.merged(self.server.state)
+        for client in accepted:
+            self.participation.add(round, client, "merged")
+
+    def _trained(self, round: int) -> None:
+        """Enter who trained at the start or after the last round; an observer sees it by the terms."""
+        for client in self.ids:
+            done = self.engine.stores[client].committed(round)
+            if done is not None and done.terms:
+                self.participation.add(round, client, "trained")
+
+    def _reject(self, round: int, client: str, outcome: Outcome, reason: str, what: str = "") -> None:
+        self.participation.add(round, client, outcome, line(reason))
+        self._emit(Rejected(round, client, what + reason))
 
     def _failed(
-        self, round: int, clients: Sequence[str], found: Mapping[str, object], what: str = ""
+        self, round: int, clients: Sequence[str], found: Mapping[str, object], outcome: Outcome, what: str = ""
     ) -> dict[str, str]:
         """Say who failed and why. Where everybody did, the fault is hardly theirs, and the run stops."""
         for client, reason in self.engine.mishaps():
@@ -307,7 +339,7 @@ class Rounds:
         nothing = Fault("", "no reply came")
         faults = {c: fault for c in clients if isinstance(fault := found.get(c, nothing), Fault)}
         for client, fault in faults.items():
-            self._emit(Rejected(round, client, what + fault.reason))
+            self._reject(round, client, outcome, fault.reason, what)
         if clients and len(faults) == len(clients):
             client, fault = next(iter(faults.items()))
             raise RunError(f"round {round}: every client failed; {client}: {what}{fault.reason}") from fault
@@ -337,7 +369,7 @@ class Rounds:
             found = self.engine.evaluate(at, self._briefs(at + 1, self.ids), shared)
         if found.shared is not None:
             self.history.measured(round, "global", "global", "test", found.shared, last)
-        self._failed(round, self.ids, found.clients, "its evaluation failed: ")
+        self._failed(round, self.ids, found.clients, "unevaluated", "its evaluation failed: ")
         for client, models in found.clients.items():
             if not isinstance(models, Fault):
                 for (model, split), metrics in models.items():

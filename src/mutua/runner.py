@@ -83,12 +83,13 @@ def run(
             stores[client.id].state,
             method.brief(server, plan.rounds + 1, client.id),
             rounds.history,
+            rounds.participation.of(client.id),
         )
         for client in federation.clients
     ]
     seconds = time.perf_counter() - began
     shared = server.state.get("global")
-    return Result(job, federation, rounds.history, rounds.ledger, shared, clients, seconds)
+    return Result(job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation)
 
 
 def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:

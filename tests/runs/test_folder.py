@@ -58,6 +58,7 @@ def test_the_files(finished: Finished) -> None:
         "run.json",
         "history.csv",
         "ledger.csv",
+        "participation.csv",
         "events.jsonl",
         "lock",
         "checkpoints/000002.json",

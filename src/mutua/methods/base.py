@@ -85,6 +85,11 @@ class Method(Spec, ABC):
         return False
 
     @property
+    def made_at_end(self) -> bool:
+        """Whether what a client serves with is made after the last round: evaluations before are of another."""
+        return self.stops_early
+
+    @property
     def shares(self) -> Shares:
         """All that may leave a client: the kind of each part and its name."""
         return {}

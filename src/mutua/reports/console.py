@@ -125,7 +125,7 @@ class ProgressBar:
         if self.progress is not None:
             at = f"round {round}/{self.rounds}"
             self.progress.update(self.task, completed=round, at=at, note=self.note)
-        elif history.rows and history.rows[-1].round == round and history.rows[-1].split != "train":
+        elif history and history[-1].round == round and history[-1].split != "train":
             say(f"{self.label}: round {round}/{self.rounds}, {self.note}", err)
 
 

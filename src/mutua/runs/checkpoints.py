@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import ConfigDict, Field, ValidationError
 
-from mutua import history, untrusted
+from mutua import untrusted
 from mutua.errors import MutuaError, RunError
 from mutua.federation import Federation
 from mutua.message import DTYPES, Kind, Message, Part, Tensors
@@ -70,6 +70,7 @@ class Manifest(Spec):
     versions: dict[str, str]
     history: Mark
     ledger: Mark
+    participation: Mark | None = None
     server: File | None = None
     clients: dict[Id, File]
 
@@ -344,9 +345,3 @@ def sketch(federation: Federation) -> str:
             sum.update(some.contiguous().numpy().data)
             sum.update(samples.y.contiguous().numpy().data)
     return sum.hexdigest()
-
-
-def validation(standing: Standing, rounds: int) -> float | None:
-    """Mean accuracy of the clients' predictors on opted-in validation data after this round."""
-    at = min(standing.round, rounds)
-    return history.validation((row for row in standing.history if row.round == at), "predictor").get(at)

@@ -4,6 +4,7 @@ recipe.yaml     the full recipe, defaults filled in
 run.json        method, plan, versions and a summary of the results; written last
 events.jsonl    one line an event       checkpoints/    what the run needs to go on
 history.csv     one row a number        ledger.csv      one row a part that crossed
+participation.csv   one row for every client and round: what came of it
 global/         weights.safetensors, card.json
 clients/ID/     personal.safetensors, ..., card.json: each client's in a folder of its own
 newcomers/ID/   the same, of those who joined later
@@ -18,10 +19,10 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -36,8 +37,10 @@ from mutua.federation import Federation
 from mutua.history import History, Row
 from mutua.imports import others
 from mutua.ledger import Direction, Entry, Ledger
+from mutua.log import Upto
 from mutua.message import Tensors
 from mutua.methods import base
+from mutua.participation import OUTCOMES, Participation, Turn
 from mutua.plan import Plan
 from mutua.profile import timed
 from mutua.recipe import Recipe
@@ -54,13 +57,13 @@ from mutua.rounds import (
     Stopped,
     Trained,
 )
-from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch, validation
+from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch
 from mutua.runs.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
 from mutua.spec import PathLike, local_path
 
-BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "lock")
+BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "participation.csv", "lock")
 
 
 class Record(Kept):
@@ -84,7 +87,11 @@ class RunFolder:
         """What was not whole when the run was taken up again."""
         self.events = Events(path / "events.jsonl")
         self.checkpoints = Checkpoints(path / "checkpoints")
-        self._tables = Table(path / "history.csv", Row._fields), Table(path / "ledger.csv", Entry._fields)
+        self._tables = (
+            Table(path / "history.csv", Row._fields),
+            Table(path / "ledger.csv", Entry._fields),
+            Table(path / "participation.csv", Turn._fields),
+        )
         self._standing: Standing | None = None
         self._code: list[str] = []
         self._lock: Lock | None = None
@@ -164,20 +171,34 @@ class RunFolder:
                 self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is stepped over")
                 self.checkpoints.step_over(newest, str(error))
         for table in self._tables:
-            if newest is None:
+            mark = None if newest is None else _mark(newest, table)
+            if mark is None:
                 table.begin()
             else:
-                table.back(_mark(newest, table))
+                table.back(mark)
         were, now = {} if newest is None else newest.versions, versions()
         for package in sorted(name for name in were.keys() & now if were[name] != now[name]):
             change = f"{were[package]} to {now[package]}"
             self.notes.append(f"{package} has changed from {change}: the bytes may not be the same")
 
     def _load(self, manifest: Manifest) -> Standing:
-        history, ledger = self._tables
-        rows, entries = history.read(manifest.history, _row), ledger.read(manifest.ledger, _entry)
+        rows, entries, turns = History(), Ledger(), Participation()
+        history, ledger, participation = self._tables
+        rows.extend(history.read(manifest.history, _row))
+        entries.extend(ledger.read(manifest.ledger, _entry))
+        if manifest.participation is not None:
+            turns.extend(participation.read(manifest.participation, _turn))
         server, stores = self.checkpoints.load(manifest)
-        return Standing(manifest.round, server, stores, rows, entries, manifest.seconds)
+        return Standing(
+            round=manifest.round,
+            server=server,
+            stores=stores,
+            history=rows,
+            ledger=entries,
+            participation=turns,
+            validation=manifest.validation,
+            seconds=manifest.seconds,
+        )
 
     def begin(self, recipe: Recipe, federation: Federation) -> Standing:
         """Write down what begins, or what goes on; where the run stands."""
@@ -271,9 +292,12 @@ class RunFolder:
                 self.save(event.standing)
 
     def _grow(self, standing: Standing) -> None:
-        history, ledger = self._tables
-        history.extend(standing.history)
-        ledger.extend(standing.ledger)
+        logs: tuple[Sequence[Any], ...] = standing.history, standing.ledger, standing.participation
+        kinds: tuple[Callable[..., Any], ...] = _row, _entry, _turn
+        for table, rows, make in zip(self._tables, logs, kinds, strict=True):
+            table.extend(rows)
+            if isinstance(rows, Upto):
+                rows.let_go(partial(table.first, len(rows), make))
 
     @timed("checkpoint")
     def save(self, standing: Standing) -> None:
@@ -281,14 +305,15 @@ class RunFolder:
         began = time.monotonic()
         for table in self._tables:
             sync(table.path)
-        history, ledger = self._tables
+        history, ledger, participation = self._tables
         manifest = self.checkpoints.write(
             standing,
             data=self._data,
-            validation=validation(standing, self._rounds),
+            validation=standing.validation,
             versions=versions(),
             history=history.mark,
             ledger=ledger.mark,
+            participation=participation.mark,
         )
         self.checkpoints.sweep(self._settings.keep, self._settings.best)
         self._saved = time.monotonic()
@@ -354,7 +379,7 @@ class RunFolder:
         history, ledger = History(), Ledger()
         try:
             history.extend(self._tables[0].whole(_row))
-            ledger.entries += self._tables[1].whole(_entry)
+            ledger.extend(self._tables[1].whole(_entry))
         except (OSError, ValueError) as error:
             raise InputError(f"RUN: {self.path}: {reason(error)}") from None
         return history, ledger
@@ -471,19 +496,33 @@ def _accuracy(event: RoundEnded) -> dict[str, float | None]:
     return {of: point[1] if point and point[0] == event.round else None for of, point in newest.items()}
 
 
+def _round(text: str) -> int:
+    if not 0 <= (number := int(text)) < 2**31:
+        raise ValueError(f"round {text[:20]}")
+    return number
+
+
 def _row(round: str, client: str, model: str, split: str, metric: str, value: str) -> Row:
-    return Row(int(round), client, model, split, metric, float(value) if value else None)
+    return Row(_round(round), client, model, split, metric, float(value) if value else None)
 
 
 def _entry(
     round: str, client: str, direction: str, kind: str, name: str, arrays: str, values: str, size: str
 ) -> Entry:
     way: Direction = "up" if direction == "up" else "down"
-    return Entry(int(round), client, way, kind, name, int(arrays), int(values), int(size))
+    return Entry(_round(round), client, way, kind, name, int(arrays), int(values), int(size))
 
 
-def _mark(manifest: Manifest, table: Table) -> Mark:
-    return manifest.history if table.path.name == "history.csv" else manifest.ledger
+def _turn(round: str, client: str, outcome: str, reason: str) -> Turn:
+    if outcome not in OUTCOMES:
+        raise ValueError(f"'{outcome[:20]}' is no outcome")
+    return Turn(_round(round), client, outcome, reason)
+
+
+def _mark(manifest: Manifest, table: Table) -> Mark | None:
+    """How far the table had come; None where an older mutua kept no such table."""
+    found: Mark | None = getattr(manifest, table.path.stem)
+    return found
 
 
 def dated(name: str, end: str = "", under: PathLike = "runs") -> Path:

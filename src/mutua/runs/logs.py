@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -73,8 +74,8 @@ class Table:
         """Where the file ends now."""
         return Mark(bytes=self._size, rows=self._rows, sha256=self._sum.hexdigest())
 
-    def read(self, mark: Mark, row: Callable[..., R]) -> list[R]:
-        """What `row` makes of the rows up to the mark; ValueError where the file is not what it was."""
+    def read(self, mark: Mark, row: Callable[..., R]) -> Iterator[R]:
+        """What `row` makes of the rows up to the mark; ValueError at the end if the file is not what it was."""
         if self.path.stat().st_size < mark.bytes:
             raise ValueError(f"{self.path.name} is shorter than it was")
         checksum = hashlib.sha256()
@@ -86,26 +87,36 @@ class Table:
                 checksum.update(line)
                 yield line.decode()
 
-        rows: list[R] = []
+        rows = 0
         with self.path.open("rb") as file, suppress(ValueError, TypeError, csv.Error):
             cells = csv.reader(lines(file))
             next(cells, None)
-            rows = [row(*found) for found in cells]
-        if checksum.hexdigest() != mark.sha256 or len(rows) != mark.rows:
+            for found in cells:
+                yield row(*found)
+                rows += 1
+        if checksum.hexdigest() != mark.sha256 or rows != mark.rows:
             raise ValueError(f"{self.path.name} is not what it was")
-        return rows
 
-    def whole(self, row: Callable[..., R]) -> list[R]:
+    def first(self, number: int, row: Callable[..., R]) -> Iterator[R]:
+        """What `row` makes of the first rows, which this very process has written."""
+        with self.path.open(encoding="utf-8", newline="") as file:
+            cells = csv.reader(file)
+            next(cells)
+            for found in islice(cells, number):
+                yield row(*found)
+
+    def whole(self, row: Callable[..., R]) -> Iterator[R]:
         """What `row` makes of every whole line, none where there is no file; ValueError where one is damaged."""
         if not self.path.exists():
-            return []
+            return
         with self.path.open("rb") as file:
             lines = iter(lambda: file.readline(LINE), b"")
             try:
                 cells = csv.reader(line.decode() for line in lines if line.endswith(b"\n"))
                 if next(cells, None) not in (None, list(self.fields)):
                     raise ValueError("its first line does not name the columns")
-                return [row(*found) for found in cells]
+                for found in cells:
+                    yield row(*found)
             except (TypeError, ValueError, csv.Error) as error:
                 raise ValueError(f"{self.path.name}: a line is damaged ({error})") from None
 

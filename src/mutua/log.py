@@ -1,0 +1,118 @@
+"""Rows that are only added to: what history, ledger and participation are made of.
+
+In memory they are columns, 8 to 16 bytes a row: a round, one number for all that repeats (client, model, metric
+and so on) and, where rows have one, a value. Once a file holds them, the oldest need not stay in memory at all.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar, TypeVar, overload
+
+R = TypeVar("R", bound=tuple[Any, ...])
+
+KEPT = 2**16
+"""So many rows stay in memory though a file holds them: a small run is never read back."""
+
+
+class Log(Sequence[R]):
+    """Rows in the order in which they were added: a round, what repeats and, if `valued`, a number or None."""
+
+    kind: ClassVar[Callable[..., Any]]
+    valued: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._repeated: list[tuple[Any, ...]] = []
+        self._rounds, self._which, self._values = array("i"), array("i"), array("d")
+        self._away = 0
+        self._read: Callable[[], Iterable[R]] = tuple
+
+    def extend(self, rows: Iterable[R]) -> None:
+        """Add rows."""
+        for row in rows:
+            self._append(row)
+
+    def _append(self, row: R) -> None:
+        rest = row[1:-1] if self.valued else row[1:]
+        number = self._numbers.get(rest)
+        if number is None:
+            number = self._numbers[rest] = len(self._repeated)
+            self._repeated.append(rest)
+        if self.valued:
+            # A value may be NaN, so None is told by the sign of its neighbour.
+            self._values.append(0.0 if row[-1] is None else row[-1])
+            self._which.append(~number if row[-1] is None else number)
+        else:
+            self._which.append(number)
+        self._rounds.append(row[0])
+
+    def __len__(self) -> int:
+        return self._away + len(self._rounds)
+
+    def __iter__(self) -> Iterator[R]:
+        return self._from(0)
+
+    def _from(self, start: int) -> Iterator[R]:
+        """The rows from this one on."""
+        if start < self._away:
+            yield from islice(self._read(), start, self._away)
+        for i in range(max(0, start - self._away), len(self._rounds)):
+            yield self._row(i)
+
+    def _row(self, i: int) -> R:
+        number = self._which[i]
+        rest = self._repeated[number if number >= 0 else ~number]
+        if not self.valued:
+            return self.kind(self._rounds[i], *rest)  # type: ignore[no-any-return]
+        value = self._values[i] if number >= 0 else None
+        return self.kind(self._rounds[i], *rest, value)  # type: ignore[no-any-return]
+
+    @overload
+    def __getitem__(self, at: int) -> R: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[R]: ...
+    def __getitem__(self, at: int | slice) -> R | Sequence[R]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            if step != 1:
+                return list(self)[at]
+            return list(islice(self._from(start), max(0, stop - start)))
+        place = range(len(self))[at]
+        return self._row(place - self._away) if place >= self._away else next(self._from(place))
+
+    def let_go(self, upto: int, read: Callable[[], Iterable[R]]) -> None:
+        """The rows before `upto` can be read again: where they are many, do so from now on."""
+        if upto - self._away > KEPT:
+            gone = upto - self._away
+            del self._rounds[:gone], self._which[:gone], self._values[:gone]
+            self._away, self._read = upto, read
+
+
+class Upto(Sequence[R]):
+    """The first rows of a log, which itself may grow."""
+
+    def __init__(self, log: Log[R]) -> None:
+        self.log, self._length = log, len(log)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[R]:
+        return islice(self.log, self._length)
+
+    @overload
+    def __getitem__(self, at: int) -> R: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[R]: ...
+    def __getitem__(self, at: int | slice) -> R | Sequence[R]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(self._length)
+            return self.log[start:stop:step] if start < stop else []
+        return self.log[range(self._length)[at]]
+
+    def let_go(self, read: Callable[[], Iterable[R]]) -> None:
+        """They can be read again."""
+        self.log.let_go(self._length, read)

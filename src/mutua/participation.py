@@ -1,0 +1,129 @@
+"""Participation: who was asked in which round, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from mutua.log import Log
+
+Outcome = Literal["merged", "answered", "idle", "refused", "failed", "trained", "unfinished", "unevaluated"]
+OUTCOMES: dict[Outcome, str] = {
+    "merged": "it did its work and its reply was merged",
+    "answered": "it did its work, of which it sends nothing",
+    "idle": "it was asked and had nothing to do: it trains after the last round",
+    "refused": "it did its work, but its reply was refused",
+    "failed": "its work failed, or no reply came",
+    "trained": "it trained at the start (round 0) or after the last round (one more than planned)",
+    "unfinished": "its work after the last round failed",
+    "unevaluated": "its evaluation failed",
+}
+WRONG = ("refused", "failed", "unfinished", "unevaluated")
+"""Those that have a reason."""
+REASONS = 10
+"""So many different reasons of a client are told apart in a summary."""
+
+
+class Turn(NamedTuple):
+    """One row: what came of one client in one round, and why where it went wrong."""
+
+    round: int
+    client: str
+    outcome: Outcome
+    reason: str = ""
+
+
+Reasons = dict[str, list[int]]
+"""By reason, the rounds."""
+
+
+@dataclass
+class Attendance:
+    """One client's part in a run. Rounds count from 1; `asked` is `answered`, refused and failed ones together."""
+
+    asked: int = 0
+    answered: int = 0
+    """Rounds whose work was done and, where it was sent, merged."""
+    refused: Reasons = field(default_factory=dict)
+    failed: Reasons = field(default_factory=dict)
+    unfinished: Reasons = field(default_factory=dict)
+    unevaluated: Reasons = field(default_factory=dict)
+    first: int | None = None
+    """The first round whose work was done; 0 is the start, one more than planned the last work."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether any of its work was done."""
+        return self.first is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing went wrong."""
+        return not any(getattr(self, what) for what in WRONG)
+
+    def __str__(self) -> str:
+        said = [f"answered {self.answered} of {self.asked} rounds"]
+        for what in WRONG:
+            for reason, rounds in _few(getattr(self, what)).items():
+                said.append(f"{what} in {'rounds' if len(rounds) > 1 else 'round'} {spans(rounds)}: {reason}")
+        return "; ".join(said)
+
+    def summary(self) -> dict[str, Any]:
+        """A client's part of a run's JSON: rounds by reason, as text, since they may be thousands."""
+        told = {
+            what: {reason: spans(rounds) for reason, rounds in _few(getattr(self, what)).items()} for what in WRONG
+        }
+        return {"asked": self.asked, "answered": self.answered, **told}
+
+
+class Participation(Log[Turn]):
+    """A row for every client and round in which it was asked; what they come to by client and by round."""
+
+    kind: ClassVar[type[Turn]] = Turn
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clients: dict[str, Attendance] = {}
+        self.merged: dict[int, int] = {}
+        """By round, how many replies were merged; rounds without any are left out."""
+
+    def of(self, client: str) -> Attendance:
+        """What came of a client; of one that was never asked, nothing."""
+        return self.clients.get(client, Attendance())
+
+    def add(self, round: int, client: str, outcome: Outcome, reason: str = "") -> None:
+        """Enter what came of a client in a round."""
+        self._append(Turn(round, client, outcome, reason))
+
+    def _append(self, row: Turn) -> None:
+        super()._append(row)
+        round, client, outcome, reason = row
+        mine = self.clients.setdefault(client, Attendance())
+        if outcome == "merged":
+            self.merged[round] = self.merged.get(round, 0) + 1
+        if outcome in WRONG:
+            getattr(mine, outcome).setdefault(reason, []).append(round)
+        if outcome in ("merged", "answered", "refused", "trained") and mine.first is None:
+            mine.first = round
+        if outcome not in ("trained", "unfinished", "unevaluated"):
+            mine.asked += 1
+            mine.answered += outcome in ("merged", "answered", "idle")
+
+
+def spans(rounds: Iterable[int]) -> str:
+    """Rounds in few words: "1-3, 7"."""
+    found: list[list[int]] = []
+    for round in rounds:
+        if found and round == found[-1][1] + 1:
+            found[-1][1] = round
+        else:
+            found.append([round, round])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+def _few(reasons: Mapping[str, list[int]]) -> Reasons:
+    """The first reasons, and the rest together."""
+    first = dict(list(reasons.items())[:REASONS])
+    rest = sorted(round for rounds in list(reasons.values())[REASONS:] for round in rounds)
+    return first | ({"other reasons": rest} if rest else {})
