@@ -297,7 +297,7 @@ holds no global model, for method independent has none
 
 FAILURES = r"""
 $ mutua run tiny.yaml --json --out x --set models.clients=desk_nets:Late
-round 1: every client failed; c0: ValueError: not in the mood; to go on: mutua run --resume x
+desk_nets.py:29); to go on: mutua run --resume x
 $ mutua run tiny.yaml --json --out x --set optimizer.lr=1e6 --set rounds=9
 hold NaN or infinity; to go on: mutua run --resume x
 """

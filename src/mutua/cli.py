@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+import traceback
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import mutua
-from mutua import stopping
+from mutua import errors, stopping
 from mutua.errors import InputError, MutuaError, RunError, line
 from mutua.streams import enduring
 
@@ -77,6 +78,7 @@ Minutes = Annotated[
     float | None, typer.Option(help="Stop after so many minutes; the same command goes on.", min=0, metavar="M")
 ]
 Client = Annotated[str, typer.Option(help="Whose model: a client's or newcomer's id.", metavar="ID")]
+TRACEBACK = "--traceback"
 Images = "an .npz file, or a folder of images, which are resized to the model's input"
 
 
@@ -84,6 +86,10 @@ Images = "an .npz file, or a folder of images, which are resized to the model's 
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    traceback: Annotated[
+        bool,
+        typer.Option(TRACEBACK, help="Print whole tracebacks of errors, also of clients'. Anywhere in a command."),
+    ] = False,
 ) -> None:
     """Federated learning for clients that differ in their data, their models and their goals."""
     if version:
@@ -776,9 +782,13 @@ def main() -> None:
 
 def _carry_out() -> int:
     """Do what the command line says; the exit code."""
+    errors.tracebacks = TRACEBACK in sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != TRACEBACK]
     try:
-        stopped = app(prog_name="mutua", standalone_mode=False) == 130  # how typer reports Ctrl-C
+        stopped = app(words, prog_name="mutua", standalone_mode=False) == 130  # how typer reports Ctrl-C
     except MutuaError as error:
+        if errors.tracebacks:
+            traceback.print_exception(error)
         return _complain(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         stopped = True

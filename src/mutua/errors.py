@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import errno
+import pickle
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+tracebacks = False
+"""Whether the command line shows whole tracebacks beside the one line that says what is wrong."""
 
 
 class MutuaError(Exception):
@@ -31,6 +39,22 @@ class Fault(RunError):
         super().__init__(where, reason)
         self.reason = reason
 
+    @property
+    def trace(self) -> str:
+        """The whole traceback of what was raised; empty where nothing was."""
+        return "".join(traceback.format_exception(self.__cause__)) if self.__cause__ else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle, by which a fault comes from a worker process, would leave out what caused it.
+        return _again, (type(self), self.args, _portable(self.__cause__), self.trace)
+
+
+class Elsewhere(Exception):
+    """A traceback from another process, as text: the cause of an error that came from there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
 
 class MachineFault(Fault):
     """A client's work that came to nothing for want of memory or a process: this machine's failure, not its own.
@@ -58,6 +82,45 @@ def line(text: str, most: int = 2000) -> str:
     """Text as one line of at most so many characters; what cannot be printed is written as an escape."""
     shown = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def described(error: BaseException) -> str:
+    """An error of somebody's own code in one line: its kind, what it says, and where it was raised."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}".removesuffix(": ") + place(error)
+
+
+def place(error: BaseException) -> str:
+    """` (my_method.py:12)`: the innermost line that is neither mutua's nor a library's, if any."""
+    libraries = str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [at for at in lines if not at[0].startswith(libraries) and "site-packages" not in Path(at[0]).parts]
+    return f" ({_short(own[-1][0])}:{own[-1][1]})" if own else ""
+
+
+def _short(file: str) -> str:
+    """The path from here or, of a file elsewhere, its end: records of a run are shown to others."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(*path.parts[-2:]))
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """The error, where it can be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a user's own exception does when it is copied
+        return None
+    return error
+
+
+def _again(kind: type[Fault], args: tuple[str, str], cause: BaseException | None, trace: str) -> Fault:
+    """A fault that came from another process."""
+    fault = kind(*args)
+    if trace:
+        fault.__cause__ = Elsewhere(trace) if cause is None else cause
+        if cause is not None:
+            cause.__cause__ = Elsewhere(trace)
+    return fault
 
 
 def suggest(word: str, known: list[str], where: str = "") -> str:

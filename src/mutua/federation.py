@@ -14,7 +14,7 @@ from torch import Tensor
 from mutua.data.public import Public
 from mutua.data.samples import Preprocess, Samples, together
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
-from mutua.errors import InputError, MutuaError
+from mutua.errors import InputError, MutuaError, place
 from mutua.explain import checked
 from mutua.learning.task import Task
 from mutua.models import Architecture, shared_names
@@ -368,7 +368,7 @@ def _tried(client: Client, role: str, architecture: Architecture) -> torch.nn.Mo
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place(error)}"
 
 
 def _each_a_client(clients: Any) -> tuple[Client, ...]:

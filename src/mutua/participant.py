@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mutua.data.public import Public
 from mutua.data.samples import Samples
-from mutua.errors import NO_MEMORY, Fault, MachineFault, MutuaError, short_of_memory
+from mutua.errors import NO_MEMORY, Fault, MachineFault, MutuaError, described, short_of_memory
 from mutua.federation import Client, build
 from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
@@ -218,9 +218,10 @@ class Participant:
                 restore(optimizer, self.state[f"{name}.optimizer"])
         for module in modules.values():
             module.train()
-        trainer = Trainer(modules, optimizers, self.numbers)
+        trainer = Trainer(modules, optimizers, self.numbers, self.job.method.terms)
         if (privacy := plan.privacy) is not None and self._by_example(modules):
-            trainer = PrivateTrainer(modules, optimizers, self.numbers, privacy, plan.batch_size, self._noise)
+            given = modules, optimizers, self.numbers, privacy, plan.batch_size, self._noise
+            trainer = PrivateTrainer(*given, self.job.method.terms)
         streams = {name: derive(self._seed, self.round, name, "forward") for name in modules}
         with own_streams(modules, streams), computing_in(plan.precision, modules):
             yield trainer
@@ -324,8 +325,7 @@ def _answering(client: Client, round: int) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # whatever a method, a model or a loss of a user's own raises
         if short_of_memory(error):
             raise MachineFault(f"client {client.id}, round {round}", NO_MEMORY) from error
-        said = (str(error).splitlines() or [""])[0]
-        reason = said if isinstance(error, MutuaError) else f"{type(error).__name__}: {said}".removesuffix(": ")
+        reason = str(error) if isinstance(error, MutuaError) else described(error)
         raise Fault(f"client {client.id}, round {round}", reason) from error
 
 

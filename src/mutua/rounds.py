@@ -120,6 +120,8 @@ class Rejected:
     round: int
     client: str
     reason: str
+    trace: str = ""
+    """The traceback of what the client's side raised."""
 
 
 @dataclass(frozen=True)
@@ -326,9 +328,11 @@ class Rounds:
             if done is not None and done.terms:
                 self.participation.add(round, client, "trained")
 
-    def _reject(self, round: int, client: str, outcome: Outcome, reason: str, what: str = "") -> None:
+    def _reject(
+        self, round: int, client: str, outcome: Outcome, reason: str, what: str = "", trace: str = ""
+    ) -> None:
         self.participation.add(round, client, outcome, line(reason))
-        self._emit(Rejected(round, client, what + reason))
+        self._emit(Rejected(round, client, what + reason, trace))
 
     def _failed(
         self, round: int, clients: Sequence[str], found: Mapping[str, object], outcome: Outcome, what: str = ""
@@ -339,7 +343,7 @@ class Rounds:
         nothing = Fault("", "no reply came")
         faults = {c: fault for c in clients if isinstance(fault := found.get(c, nothing), Fault)}
         for client, fault in faults.items():
-            self._reject(round, client, outcome, fault.reason, what)
+            self._reject(round, client, outcome, fault.reason, what, fault.trace)
         if clients and len(faults) == len(clients):
             client, fault = next(iter(faults.items()))
             raise RunError(f"round {round}: every client failed; {client}: {what}{fault.reason}") from fault

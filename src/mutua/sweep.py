@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,14 +25,14 @@ from typing import Any
 
 import torch
 
-from mutua import compare
+from mutua import compare, errors
 from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation import Federation
 from mutua.grid import Cell
 from mutua.measures import Finished, Measure, alone
 from mutua.recipe import Recipe
-from mutua.reports.console import standing
+from mutua.reports.console import left_out, standing
 from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
 from mutua.runner import prepared
 from mutua.runs.execute import execute
@@ -364,6 +365,8 @@ def _work(run: Planned, data_dir: PathLike | None, engine: str, line: Connection
         ended = "stopped", "stopped by SIGTERM"
     except MutuaError as error:
         stopped = isinstance(error.__context__, KeyboardInterrupt)
+        if errors.tracebacks and not stopped:
+            teller.tell("said", "".join(traceback.format_exception(error)).rstrip())
         ended = "stopped" if stopped else "failed", str(error).partition("; to go on:")[0]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nothing left to stop
     with suppress(KeyboardInterrupt):  # nobody watches any more
@@ -417,7 +420,7 @@ class _Teller:
                 self.rounds = event.job.plan.rounds
                 self.tell("begun")
             case Rejected():
-                self.tell("said", f"round {event.round}: without {event.client}: {event.reason}")
+                self.tell("said", left_out(event))
             case Retried():
                 self.tell("said", f"round {event.round}: {event.client} again: {event.reason}")
             case RoundEnded():

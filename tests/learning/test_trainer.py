@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mutua.data.samples import Preprocess, Samples
+from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.learning.optimizers import SGD, Adam
 from mutua.learning.task import Task
@@ -421,5 +422,5 @@ def test_an_objective_without_a_gradient_is_said() -> None:
     model = nn.Linear(2, 2)
     trainer = Trainer({"m": model}, {"m": SGD().build(model.parameters(), 0.1)}, Numbers())
     batch = Batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.long), Task(("a", "b")), torch.zeros(1))
-    with pytest.raises(RuntimeError, match=r"no term of the objective \(loss\) has a gradient"):
+    with pytest.raises(InputError, match=r"objective: no term \(loss\) has a gradient"):
         trainer.step(lambda models, batch, hp: {"loss": models["m"](batch.x).sum().detach()}, batch)

@@ -6,7 +6,7 @@ Abadi et al. 2016, "Deep learning with differential privacy", Algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,8 +48,9 @@ class PrivateTrainer(Trainer):
         privacy: Privacy,
         batch_size: int,
         stream: torch.Generator,
+        terms: Collection[str] | None = None,
     ) -> None:
-        super().__init__(models, optimizers, numbers)
+        super().__init__(models, optimizers, numbers, terms)
         self.privacy, self.batch_size, self.stream = privacy, batch_size, stream
 
     def step(self, objective: Objective, batch: Batch) -> None:
@@ -73,6 +74,7 @@ class PrivateTrainer(Trainer):
         def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Terms]:
             one = Batch(x[None], y[None], batch.task, batch.index[:1])
             terms = objective({**self.models, "meme": _Seen(meme, parameters)}, one, self.numbers)
+            self._check(terms)
             return torch.stack(list(terms.values())).sum(), terms
 
         by_example: Any = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples
 from mutua.data.transforms import Augment, augment
+from mutua.errors import InputError
 from mutua.learning.layout import laid_out
 from mutua.learning.optimizers import Stepper
 from mutua.learning.task import Task
@@ -120,10 +121,19 @@ class Loader:
 class Trainer:
     """Steps several models at once on the sum of a method's named terms."""
 
-    def __init__(self, models: Models, optimizers: Mapping[str, Stepper], numbers: Numbers) -> None:
+    def __init__(
+        self,
+        models: Models,
+        optimizers: Mapping[str, Stepper],
+        numbers: Numbers,
+        terms: Collection[str] | None = None,
+    ) -> None:
+        """`terms` are those that an objective may have beside one for each model; None is any."""
         self.models = models
         self.optimizers = optimizers
         self.numbers = numbers
+        self._known = None if terms is None else {*models, *terms}
+        self._stepped = False
         self._parameters = [p for model in models.values() for p in model.parameters() if p.requires_grad]
         self._sums: dict[str, Tensor] = {}
         self._counts: Counter[str] = Counter()
@@ -132,6 +142,8 @@ class Trainer:
         """One batch: every model moves at once, each along the gradient of the terms that reach it."""
         terms = objective(self.models, batch, self.numbers)
         self._differentiate(terms)
+        if not self._stepped:
+            self._check_reach(terms)
         for optimizer in self.optimizers.values():
             optimizer.step()
         self._log(terms)
@@ -162,12 +174,42 @@ class Trainer:
     def _differentiate(self, terms: Terms) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+        self._check(terms)
         learned = [term for term in terms.values() if term.requires_grad]
         if self._parameters and not learned:
-            raise RuntimeError(
-                f"no term of the objective ({', '.join(terms)}) has a gradient: nothing would be learned"
+            raise InputError(
+                f"objective: no term ({', '.join(terms)}) has a gradient: nothing would be learned; "
+                "give losses of what the models say, not detached"
             )
         torch.autograd.backward(learned)
+
+    def _check(self, terms: object) -> None:
+        """Refuse what an objective returns where it is not named terms, each one number."""
+        if not isinstance(terms, Mapping):
+            name = next(iter(self.models), "personal")
+            raise InputError(
+                f"objective: it returned a {type(terms).__name__}; give named terms, such as {{'{name}': loss}}"
+            )
+        for name, term in terms.items():
+            if self._known is not None and name not in self._known:
+                known = ", ".join(map(repr, sorted(self._known)))
+                raise InputError(
+                    f"objective: unknown term {name!r}; known: {known}; "
+                    "one of your own is declared by terms = (...,) in the method's class"
+                )
+            if not isinstance(term, Tensor) or term.dim():
+                found = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else f"a {type(term).__name__}"
+                raise InputError(f"objective: term {name!r} is {found}; it must be a tensor of one number")
+
+    def _check_reach(self, terms: Terms) -> None:
+        """Refuse an objective that leaves out a model that is to be trained."""
+        self._stepped = True
+        for name in self.optimizers:
+            if all(p.grad is None for p in self.models[name].parameters() if p.requires_grad):
+                raise InputError(
+                    f"objective: no term ({', '.join(terms)}) reaches model '{name}', which is trained; "
+                    "add one, or do not give it to fit"
+                )
 
     def _log(self, terms: Terms) -> None:
         for name, term in terms.items():

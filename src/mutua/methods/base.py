@@ -76,6 +76,8 @@ class Method(Spec, ABC):
     """Whether samples that are opted out of the federation cannot change what leaves a client."""
     one_way: ClassVar[bool] = False
     """Whether a sample changes the meme by its own gradient, in one `fit` a round, and in no other way."""
+    terms: ClassVar[tuple[str, ...]] = ()
+    """What its objective's terms are called, beside the models' own names."""
     pools_data: ClassVar[bool] = False
     """Whether all data is brought to one place."""
 

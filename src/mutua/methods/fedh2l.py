@@ -36,6 +36,7 @@ class FedH2L(Method):
     different_data: ClassVar[bool] = True
     server_does: ClassVar[str] = "relays"
     needs_public: ClassVar[bool] = True
+    terms: ClassVar[tuple[str, ...]] = ("local", "mutual")
     kl: bool = True
     projection: Literal["paper", "none", "pcgrad"] = "paper"
     local_gradient: Literal["sum", "difference"] = "sum"

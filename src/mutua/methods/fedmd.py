@@ -35,6 +35,7 @@ class FedMD(Method):
     own_models: ClassVar[bool] = True
     server_does: ClassVar[str] = "averages scores"
     needs_public: ClassVar[bool] = True
+    terms: ClassVar[tuple[str, ...]] = ("digest",)
     digest: Literal["kl", "l1", "mse"] = "kl"
     digest_epochs: int = Field(1, ge=1)
     subset: int = Field(1000, ge=1)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mutua import errors
 from mutua.errors import line
 from mutua.history import SELECTIONS, History, Selection
 from mutua.measures import ABOUT
@@ -111,7 +112,7 @@ class ProgressBar:
                 if self.progress is not None:
                     self.progress.update(self.task, total=self.rounds)
             case Rejected():
-                say(f"round {event.round}: without {event.client}: {event.reason}", err)
+                say(left_out(event), err)
             case Retried():
                 say(f"round {event.round}: {event.client} again: {event.reason}", err)
             case RoundEnded():
@@ -127,6 +128,12 @@ class ProgressBar:
             self.progress.update(self.task, completed=round, at=at, note=self.note)
         elif history and history[-1].round == round and history[-1].split != "train":
             say(f"{self.label}: round {round}/{self.rounds}, {self.note}", err)
+
+
+def left_out(event: Rejected) -> str:
+    """Who was left out and why; with the traceback, where the user has asked for those."""
+    text = f"round {event.round}: without {event.client}: {event.reason}"
+    return f"{text}\n{event.trace.rstrip()}" if errors.tracebacks and event.trace else text
 
 
 def standing(history: History) -> str:
