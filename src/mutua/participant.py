@@ -82,12 +82,22 @@ class Participant:
     def __init__(self, job: Job, client: Client, state: State, round: int, modules: Modules) -> None:
         self.job, self.client, self.state, self.round = job, client, state, round
         self.modules = modules
-        self.numbers = job.method.numbers(min(max(round, 1), job.plan.rounds or 1), job.plan.rounds or 1)
+        self.numbers = job.method.numbers(*self._schedule(round))
         self.terms: dict[str, float] = {}
         self._counters: Tensors = {}
         self._seed = private(job.plan.seed, client.id)
         # Privacy's noise. Where clients are real, it must come from the system's source of randomness.
         self._noise = torch_stream(self._seed, round, "privacy")
+
+    def _schedule(self, round: int) -> tuple[int, int]:
+        """Where schedules stand: start and last work are of the first and the last round."""
+        rounds = self.job.plan.rounds or 1
+        return min(max(round, 1), rounds), rounds
+
+    @property
+    def exchange(self) -> int:
+        """The round whose replies this brief is made of, for methods that learn from each other's last replies."""
+        return min(self.round - 1, self.job.plan.rounds)
 
     @property
     def task(self) -> Task:
@@ -167,13 +177,15 @@ class Participant:
         samples: Samples | None = None,
         epochs: int | None = None,
         until: EarlyStopping | None = None,
+        round: int | None = None,
     ) -> None:
         """Train on all of the client's samples, or on `samples`, for the round's epochs or steps.
 
-        `epochs` is for work beside the rounds; `until` goes on till a model stops improving on validation data.
+        `epochs` is for work beside the rounds; `until` goes on till a model stops improving on validation data;
+        `round` is whose rate and numbers count, where it is not this one.
         """
         loader = self.loader(samples, models)
-        with self.training(models) as trainer:
+        with self.training(models, round) as trainer:
             if until is not None and len(self.client.val):
                 self._fit_until(trainer, loader, objective, until)
             else:
@@ -203,14 +215,15 @@ class Participant:
         return loader.steps(plan.steps) if plan.steps else loader.epochs(plan.epochs or 1)
 
     @contextmanager
-    def training(self, models: Models) -> Iterator[Trainer]:
-        """A trainer over these models; at the end the store has what they learned.
+    def training(self, models: Models, round: int | None = None) -> Iterator[Trainer]:
+        """A trainer over these models, at the rate of this round or of `round`; the store gets what they learned.
 
         A model that is in the store goes on with its optimizer's memory, and both are kept there; a
         fork begins anew, and of it only the adaptor is kept.
         """
         plan, modules = self.job.plan, dict(models)
-        lr = plan.optimizer.rate(min(max(self.round, 1), plan.rounds or 1), plan.rounds or 1)
+        at = self._schedule(self.round if round is None else round)
+        lr, numbers = plan.optimizer.rate(*at), self.numbers if round is None else self.job.method.numbers(*at)
         trainable = {n: [p for p in m.parameters() if p.requires_grad] for n, m in modules.items()}
         optimizers = {n: plan.optimizer.build(p, lr) for n, p in trainable.items() if p}
         for name, optimizer in optimizers.items():
@@ -218,9 +231,9 @@ class Participant:
                 restore(optimizer, self.state[f"{name}.optimizer"])
         for module in modules.values():
             module.train()
-        trainer = Trainer(modules, optimizers, self.numbers, self.job.method.terms)
+        trainer = Trainer(modules, optimizers, numbers, self.job.method.terms)
         if (privacy := plan.privacy) is not None and self._by_example(modules):
-            given = modules, optimizers, self.numbers, privacy, plan.batch_size, self._noise
+            given = modules, optimizers, numbers, privacy, plan.batch_size, self._noise
             trainer = PrivateTrainer(*given, self.job.method.terms)
         streams = {name: derive(self._seed, self.round, name, "forward") for name in modules}
         with own_streams(modules, streams), computing_in(plan.precision, modules):

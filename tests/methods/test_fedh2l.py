@@ -747,3 +747,26 @@ def test_the_reply_to_a_brief_is_the_same_whoever_else_takes_part_and_however_of
             assert first.message is not None and again.message is not None
             sent = run.engine.replies[round, "b"].message.encode()
             assert first.message.encode() == again.message.encode() == sent
+
+
+def test_after_last_work_that_failed_signals_are_taken_for_the_round_in_which_they_were_sent(
+    peers: Callable[..., Federation], simulate: Simulate
+) -> None:
+    """The pending update is then a part of the last evaluation: the same as if the work had been done."""
+
+    class Failing(FedH2L):
+        def finish(self, client: Participant, brief: Message | None) -> None:
+            super().finish(client, brief)
+            if (client.client.id, client.round) == ("b", 3):
+                raise ValueError("no more")
+
+    runs = []
+    for method in (FedH2L(), Failing()):
+        run = simulate(method, peers(), go=False, rounds=2, steps=1, evaluate_every=1000)
+        run.job = run.engine.job = replace(run.job, public=run.federation.public)
+        run.run()
+        runs.append(run)
+    at = {"round": 2, "client": "b", "model": "predictor", "split": "test", "metric": "loss"}
+    done, failed = (run.history.select(**at)[0].value for run in runs)
+    assert done == failed
+    assert [(e.round, e.client) for e in runs[1].events if isinstance(e, Rejected)] == [(3, "b")]

@@ -222,7 +222,8 @@ def test_the_consensus_is_matched_on_the_images_that_were_scored(monkeypatch: py
     known = Samples.of(rng.random((8, 1, 6, 6)), np.arange(8) % 3)
     federation = replace(federation, public=Public({"c0": known}))
     method = FedMD(digest_epochs=2, public_epochs=1, private_epochs=1)
-    run_method(method, federation, rounds=3, augment=["crop"], workers=1)  # here, where `seen` is
+    plan = {"rounds": 3, "augment": ["crop"], "evaluate_every": 1000}
+    run_method(method, federation, workers=1, **plan)  # here, where `seen` is
     exact = sum(any(torch.equal(image, one) for one in known.x) for image in Seeing.seen)
     digested = 2 * 3 * 2 * 8  # clients, rounds, epochs, images
     assert digested <= exact <= digested + 4  # a crop is the image itself once in 81 times
@@ -331,6 +332,42 @@ def test_it_needs_labels_and_no_opted_out_sample(members: Any, federate: Federat
     out = replace(federation["a"], opt_in=torch.zeros(len(federation["a"].train), dtype=torch.bool))
     with pytest.raises(InputError, match="opt_out: method fedmd"):
         FedMD().arrange(replace(federation, clients=(out, *federation.clients[1:])))
+
+
+# Rounds and their evaluations
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("rate", [0.02, [0.02, 0.01, 0.005]], ids=["flat", "halved"])
+def test_an_evaluation_after_round_r_is_of_exchange_r_at_its_rate(
+    rate: Any, members: Any, simulate: Simulate
+) -> None:
+    """Against the paper's loop by hand: after each round, loss and accuracy on everybody's own test data."""
+    federation, method = members(), FedMD(**SMALL)
+    run = simulate(method, federation, go=False, optimizer={"name": "adam", "lr": rate}, rounds=3, seed=5)
+    run.job = run.engine.job = replace(run.job, public=run.federation.public)
+    run.run()
+    paper = Paper(federation, method, seed=5)
+    paper.open({who: begun(run, who) for who in "abc"})
+    for round in (0, 1, 2, 3):
+        if round:
+            for member in paper.members.values():
+                member.optimizer.param_groups[0]["lr"] = 0.02 if rate == 0.02 else rate[round - 1]
+            paper.round(round)
+        for who, member in paper.members.items():
+            test = federation[who].test
+            with torch.no_grad():
+                loss = float(F.cross_entropy(member.net(test.x), test.y))
+            at = {"round": round, "client": who, "model": "predictor", "split": "test", "metric": "loss"}
+            assert run.history.select(**at)[0].value == pytest.approx(loss, abs=1e-9), (round, who)
+
+
+def test_evaluations_leave_no_trace(members: Any, learn: Any, identical: Identical) -> None:
+    often, never = (learn(FedMD(**SMALL), members(), rounds=3, evaluate_every=every) for every in (1, 1000))
+    assert often.engine.kept.keys() == never.engine.kept.keys()
+    for at, state in often.engine.kept.items():
+        assert state.keys() == never.engine.kept[at].keys()
+        assert all(identical(state[group], never.engine.kept[at][group]) for group in state)
 
 
 # State

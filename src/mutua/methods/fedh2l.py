@@ -155,7 +155,7 @@ class FedH2L(Method):
         """Eqs. (3) to (8): learn from peers' signals along a gradient that does not undo the local one."""
         if brief is None or "local gradient" not in client.state:
             return
-        round = client.round - 1  # in which the signals were sent
+        round = client.exchange  # in which the signals were sent
         heard = {peer: self._public_batch(client, peer, round) for peer in brief.arrays("public")}
         losses = [self._from_peer(client, trainer.models["personal"], brief, *said) for said in heard.items()]
         gradient = trainer.gradient({"mutual": torch.stack(losses).mean()})

@@ -1,7 +1,9 @@
 """FedMD: clients agree on scores of a public set, and each model learns to match the consensus.
 
-Li and Wang 2019, "FedMD: heterogeneous federated learning via model distillation". The paper's loop,
-rotated: *digest the consensus, revisit private data, score the public subset* is one `train`.
+Li and Wang 2019, "FedMD: heterogeneous federated learning via model distillation". Round r of the paper is
+*score the public subset, agree, digest the consensus, revisit private data*. Its second half is done when the
+consensus comes with the next brief: in the next `train`, in `finish`, and in `predictor` for an evaluation in
+between. So an evaluation after round r is of exchange r, which is learned at the rate of round r.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class FedMD(Method):
     def start(self, client: Participant) -> None:
         """Transfer learning: train on the public set, then on private data."""
         client.initialise("personal")
+        client.state["owed"] = {}  # until `finish`, a consensus may be there that is not digested yet
         for samples, epochs in ((client.public.whole, self.public_epochs), (None, self.private_epochs)):
             client.fit(self.objective, {"personal": client.model("personal")}, samples=samples, epochs=epochs)
 
@@ -76,8 +79,8 @@ class FedMD(Method):
         return None if consensus is None else Message(consensus=Part(Kind.SCORES, consensus))
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
-        """Digest, revisit, score."""
-        self.finish(client, brief)
+        """Digest and revisit for the last round, score for this one."""
+        self._learn(client, brief)
         scores = outputs(client.model("personal"), self._subset(client, client.round), client.modules.device)
         return Message(public=Part(Kind.SCORES, {"": scores}))
 
@@ -100,15 +103,21 @@ class FedMD(Method):
         server.state["consensus"] = {"": torch.stack(scores).mean(0)}
 
     def finish(self, client: Participant, brief: Message | None) -> None:
-        """Digest the consensus that is still owed, and revisit private data."""
-        if brief is None:
-            return
-        self._digest(client, brief.arrays("consensus")[""])
-        client.fit(self.objective, {"personal": client.model("personal")})
+        """Digest and revisit for the last round."""
+        self._learn(client, brief)
+        client.state.pop("owed", None)
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
-        """The personal model as it stands."""
+        """The personal model after the round's digesting and revisiting."""
+        self._learn(client, brief)
         return client.model("personal")
+
+    def _learn(self, client: Participant, brief: Message | None) -> None:
+        """The second half of an exchange: digest its consensus and revisit private data."""
+        if brief is None or "owed" not in client.state:
+            return
+        self._digest(client, brief.arrays("consensus")[""])
+        client.fit(self.objective, {"personal": client.model("personal")}, round=client.exchange)
 
     def _digest(self, client: Participant, consensus: Tensor) -> None:
         def match(models: Models, batch: Batch, hp: Numbers) -> Terms:
@@ -118,8 +127,8 @@ class FedMD(Method):
             return {"digest": (F.l1_loss if self.digest == "l1" else F.mse_loss)(scores, target)}
 
         # Of the very images that were scored: the consensus says nothing of augmented ones.
-        loader = client.loader(self._subset(client, client.round - 1), augment=False)
-        with client.training({"personal": client.model("personal")}) as trainer:
+        loader = client.loader(self._subset(client, client.exchange), augment=False)
+        with client.training({"personal": client.model("personal")}, client.exchange) as trainer:
             for batch in loader.epochs(self.digest_epochs):
                 trainer.step(match, batch)
 
