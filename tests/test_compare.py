@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from mutua import compare as comparing
-from mutua.compare import contenders, seeds, summarise
+from mutua import comparing
+from mutua.comparing import contenders, seeds, summarise
 from mutua.errors import InputError
 from mutua.learning.schedules import Linear, Listed
 from mutua.methods import FML, FedAvg, FedProx, Independent

@@ -267,7 +267,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare methods, or a grid's cells, over the same seeds."""
-    from mutua import compare as comparing
+    from mutua import comparing
     from mutua.engines.workers import cores
     from mutua.privacy import Guarantee
     from mutua.reports import console

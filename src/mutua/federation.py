@@ -19,6 +19,7 @@ from mutua.explain import checked
 from mutua.learning.task import Task
 from mutua.models import Architecture, shared_names
 from mutua.spec import whole_number
+from mutua.text import Sheet, several, some
 
 if TYPE_CHECKING:
     from mutua.data.partitions import Partition
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Client:
     """A participant: private data, a task and a personal model of its own design."""
 
@@ -65,6 +66,11 @@ class Client:
                     f"{len(self.train.classes)}; they must agree"
                 )
 
+    def __repr__(self) -> str:
+        held = ", ".join(f"{len(getattr(self, split))} {split}" for split in ("train", "val", "test"))
+        domain = "" if self.domain is None else f", domain {self.domain}"
+        return f"Client({self.id}: model {self.model.label}, {held}{domain}, classes {some(_held(self))})"
+
     @property
     def task(self) -> Task:
         """What its labels mean."""
@@ -99,7 +105,7 @@ class Client:
         return replace(self, **parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients, the architecture of the global model, and the common test set.
 
@@ -131,6 +137,26 @@ class Federation:
             if self.public is not None:
                 parts = {owner: part.relabelled(classes) for owner, part in self.public.parts.items()}
                 object.__setattr__(self, "public", replace(self.public, parts=parts))
+
+    @property
+    def _sheet(self) -> Sheet:
+        shared = "no global model" if self.global_model is None else f"global {self.global_model.label}"
+        common = "" if self.test is None else f", {several(len(self.test), 'common test sample')}"
+        counts = several(len(self.clients), "client"), several(len(self.classes), "class", "classes")
+        rows = [
+            (c.id, c.model.label, some(_held(c)), *(f"{len(s):,}" for s in (c.train, c.val, c.test)))
+            for c in self.clients
+        ]
+        notes = [f"public: {self.public}"] if self.public is not None else []
+        notes += [f"note: {note}" for note in self.notes]
+        heads = ("client", "model", "classes", "train", "val", "test")
+        return Sheet(f"Federation of {', '.join(counts)}; {shared}{common}", heads, rows, remarks=notes, left=3)
+
+    def __repr__(self) -> str:
+        return str(self._sheet)
+
+    def _repr_html_(self) -> str:
+        return self._sheet.html()
 
     @property
     def partial(self) -> bool:
@@ -369,6 +395,11 @@ def _tried(client: Client, role: str, architecture: Architecture) -> torch.nn.Mo
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place(error)}"
+
+
+def _held(client: Client) -> list[str]:
+    """The classes of which it has training samples."""
+    return [client.train.classes[i] for i in client.train.y.unique().tolist()]
 
 
 def _each_a_client(clients: Any) -> tuple[Client, ...]:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from mutua.log import Log
+from mutua.text import some
 
 Key = tuple[str, str, str, str]
 Metrics = Mapping[str, float | None]
@@ -79,6 +80,13 @@ class History(Log[Row]):
     def rows(self) -> list[Row]:
         """All rows, oldest first."""
         return list(self)
+
+    def __repr__(self) -> str:
+        if not self:
+            return "History(no rows yet)"
+        models, metrics = (some(list(dict.fromkeys(key[i] for key in self._repeated))) for i in (1, 3))
+        rounds = f"rounds {self[0].round} to {self[-1].round}"
+        return f"History({len(self):,} rows, {rounds}; models {models}; metrics {metrics})"
 
     def add(self, round: int, client: str, model: str, split: str, metric: str, value: float | None) -> None:
         """Add one number."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 from mutua.errors import Refused
 from mutua.log import Log
 from mutua.message import DTYPES, NUMBERS, Kind, Message
+from mutua.text import size, some
 
 Direction = Literal["up", "down"]
 Shares = Mapping[Kind, str]
@@ -42,6 +43,13 @@ class Ledger(Log[Entry]):
     def entries(self) -> list[Entry]:
         """All entries, oldest first."""
         return list(self)
+
+    def __repr__(self) -> str:
+        left = (
+            some([f"{kind} ({name})" for kind, name in (k.split(": ", 1) for k in self.kinds("up"))]) or "nothing"
+        )
+        crossed = f"{size(self.bytes('up'))} up: {left}; {size(self.bytes('down'))} down"
+        return f"Ledger({len(self):,} entries; {crossed})"
 
     def record(self, round: int, client: str, direction: Direction, message: Message | None) -> None:
         """Enter a message; None is no message and no bytes."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mutua import untrusted
 from mutua.errors import Refused
+from mutua.text import several, some
 
 Tensors = dict[str, Tensor]
 
@@ -68,6 +69,10 @@ class Message(Mapping[str, Part]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def __repr__(self) -> str:
+        parts = [f"{part.kind} '{name}' of {several(part.values, 'value')}" for name, part in self.items()]
+        return f"Message({some(parts) or 'nothing'})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Message) and self.encode() == other.encode()

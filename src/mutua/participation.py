@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from mutua.log import Log
+from mutua.text import some
 
 Outcome = Literal["merged", "answered", "idle", "refused", "failed", "trained", "unfinished", "unevaluated"]
 OUTCOMES: dict[Outcome, str] = {
@@ -87,6 +88,10 @@ class Participation(Log[Turn]):
         self.clients: dict[str, Attendance] = {}
         self.merged: dict[int, int] = {}
         """By round, how many replies were merged; rounds without any are left out."""
+
+    def __repr__(self) -> str:
+        wrong = [client for client, mine in self.clients.items() if not mine.whole]
+        return f"Participation({len(self.clients)} clients; something went wrong of {some(wrong) or 'none'})"
 
     def of(self, client: str) -> Attendance:
         """What came of a client; of one that was never asked, nothing."""

@@ -39,6 +39,7 @@ from mutua.plan import Plan
 from mutua.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
 from mutua.spec import PathLike, Spec, read_yaml
+from mutua.text import several
 
 
 class _Section(Spec):
@@ -168,6 +169,14 @@ class Recipe(Plan):
                 "opt_out.mask names an array beside x and y; it needs data: {name: arrays, path: FILE}"
             )
         return self
+
+    def __repr__(self) -> str:
+        who = several(len(self.clients), "client") if self.clients else repr(self.partition)
+        data = "" if self.data is None else f", {self.data.name}"
+        plan = f"{several(self.rounds, 'round')}, seed {self.seed}"
+        return f"Recipe({self.name}: {self.method.name}{data}, {who}, {plan}; recipe.dump() is the whole)"
+
+    __str__ = __repr__
 
     @classmethod
     def load(cls, path: PathLike, overrides: Sequence[str] = ()) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
-from mutua.history import History, Selection
+from mutua.history import SELECTIONS, History, Selection
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
@@ -27,18 +27,23 @@ from mutua.participant import Job, Participant
 from mutua.participation import Attendance, Participation
 from mutua.privacy import Guarantee, guarantee
 from mutua.store import State
+from mutua.text import Sheet, percent, several, size, some
 
 NEVER = "; it never trained, so it is out of the mean"
 REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Predictor:
     """A trained model with the preprocessing and class names that belong to it."""
 
     model: nn.Module
     samples: Samples
     """A template without samples: classes, preprocessing and the shape of an input."""
+
+    def __repr__(self) -> str:
+        weights = sum(p.numel() for p in self.model.parameters())
+        return f"Predictor({_kind(self.samples.x)} to {some(self.classes)}; {weights:,} parameters)"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -59,7 +64,7 @@ class Predictor:
         return [self.classes[i] for i in self(x).argmax(1).tolist()]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientResult:
     """One client after a run: its numbers, what it keeps, and the model it serves with."""
 
@@ -69,6 +74,10 @@ class ClientResult:
     brief: Message | None
     history: History
     attendance: Attendance = field(default_factory=Attendance)
+
+    def __repr__(self) -> str:
+        scored = f"accuracy {percent(self.accuracy())} % on {several(len(self.client.test), 'own test sample')}"
+        return f"ClientResult({self.id}: {self.architecture.label}, {scored})"
 
     @property
     def id(self) -> str:
@@ -146,7 +155,7 @@ class ClientResult:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A finished run."""
 
@@ -162,6 +171,16 @@ class Result:
     def __post_init__(self) -> None:
         since = {client.id: client.serves_since for client in self.clients}
         self.history.serves_since(min(1, self.job.plan.rounds), since)
+
+    @property
+    def _sheet(self) -> Sheet:
+        return sheet(self.summary(), self.ledger, self.left_out())
+
+    def __repr__(self) -> str:
+        return str(self._sheet)
+
+    def _repr_html_(self) -> str:
+        return self._sheet.html()
 
     def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
         """Unweighted mean over clients of accuracy on their own test data; who never trained is left out."""
@@ -227,6 +246,34 @@ class Result:
             "privacy": None if self.guarantee is None else self.guarantee.summary(),
             "seconds": round(self.seconds, 3),
         }
+
+
+def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -> Sheet:
+    """A run in a few lines, from its summary and what crossed: what `print` shows."""
+    models = ("predictor", "global")
+    rows = [
+        (
+            c["id"],
+            c["model"],
+            f"{c['samples']:,}",
+            *(percent(c["accuracy"][model]) for model in models),
+            size(ledger.bytes("up", c["id"])),
+        )
+        for c in summary["clients"]
+    ]
+    means = [percent(summary["mean"][model]["accuracy"]) for model in models]
+    remarks = [f"accuracy in % on each client's own test data {SELECTIONS[summary['selection']]}"]
+    if (common := summary["global"]["accuracy"]) is not None:
+        remarks += [f"the global on the common test set: {percent(common)} %"]
+    kinds = [f"{kind} ({name})" for kind, name in (label.split(": ", 1) for label in ledger.kinds("up"))]
+    remarks += [f"left the clients: {some(kinds) or 'nothing'}"]
+    remarks += left_out[:3]
+    if len(left_out) > 3:
+        remarks += [f"... and {len(left_out) - 3} more clients of which something went wrong"]
+    title = f"{summary['method']}: {several(len(rows), 'client')}, {several(summary['rounds'], 'round')}"
+    heads = ("client", "model", "samples", "predictor", "global", "sent")
+    sums = [("mean", "", "", *means, size(summary["bytes"]["up"]))]
+    return Sheet(f"{title}, seed {summary['seed']}", heads, rows, sums, remarks, left=2)
 
 
 def reported(summary: Mapping[str, Any]) -> dict[str, Any]:

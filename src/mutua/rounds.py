@@ -23,6 +23,7 @@ from mutua.profile import timed
 from mutua.seeds import numpy_stream, public
 from mutua.stopping import breakable, end, whole
 from mutua.store import State, Store, copied
+from mutua.text import several
 from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
@@ -71,7 +72,7 @@ class Engine(Protocol):
         """Give back what the engine holds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Standing:
     """Where a run stands: all that it needs to go on to the same bytes."""
 
@@ -87,13 +88,16 @@ class Standing:
     validation: float | None = None
     """Mean accuracy of the clients' predictors on opted-in validation data, where this round was evaluated."""
 
+    def __repr__(self) -> str:
+        return f"Standing(after round {self.round}, {several(len(self.stores), 'client')}, {self.seconds:.1f} s)"
+
 
 @dataclass(frozen=True)
 class Started:
     """The run begins, or goes on."""
 
-    job: Job
-    federation: Federation
+    job: Job = field(repr=False)
+    federation: Federation = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     standing: Standing | None = None,
     faults: Faults | Mapping[str, Any] | None = None,
+    progress: bool = True,
     **settings: Any,
 ) -> Result:
     """Run a method over a federation, from its beginning or from where it stands.
@@ -39,8 +40,11 @@ def run(
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once:
     if not given one a core, or one in all on a GPU. On CPUs it changes no byte of the result. `faults` make
-    clients fail on purpose.
+    clients fail on purpose. A callback is called with every event of the run. `progress` shows on stderr how far
+    it has come: a bar in a terminal, else a line for each evaluation; the log `mutua` tells the same.
     """
+    from mutua.watching import watched  # which needs rich, and `import mutua` does not
+
     if not isinstance(method, Method):
         raise InputError(f"method: {method!r}; give an object, such as mutua.methods.FML(alpha=0.5)")
     if not isinstance(federation, Federation):
@@ -69,9 +73,10 @@ def run(
     standing = standing or Standing()
     began = time.perf_counter() - standing.seconds
     try:
-        site.open(job, federation, standing.stores)
-        rounds = Rounds(job, federation, site, callbacks, standing)
-        rounds.run()
+        with watched(method.name, federation.notes, progress) as watchers:
+            site.open(job, federation, standing.stores)
+            rounds = Rounds(job, federation, site, [*callbacks, *watchers], standing)
+            rounds.run()
         stores = site.stores
     finally:
         site.close()

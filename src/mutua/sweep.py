@@ -25,14 +25,13 @@ from typing import Any
 
 import torch
 
-from mutua import compare, errors
+from mutua import comparing, errors
 from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation import Federation
 from mutua.grid import Cell
 from mutua.measures import Finished, Measure, alone
 from mutua.recipe import Recipe
-from mutua.reports.console import left_out, standing
 from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
 from mutua.runner import prepared
 from mutua.runs.execute import execute
@@ -41,6 +40,7 @@ from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.spec import PathLike, local_path
 from mutua.stopping import announce, forking, heed, ignore, orderly, quiet
+from mutua.watching import left_out, standing
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""
@@ -304,18 +304,18 @@ class Sweep:
             writer.writerows([*cell, run.seed, *row] for row in self.numbers(run).rows)
         with together() as files:
             files.write(self.place / MARK, text.getvalue())
-            compare.write(files, self.place, self.summaries())
+            comparing.write(files, self.place, self.summaries())
 
     def summary(self) -> dict[str, Any]:
         """By cell, mean and deviation over seeds and the differences to the first."""
-        return compare.summarise(self.summaries())
+        return comparing.summarise(self.summaries())
 
     def summaries(self) -> list[tuple[str, dict[str, Any]]]:
         """By cell's name, what every finished run says of itself, and what is known of its clients together."""
         found = []
         for run in self.finished:
             numbers, rival = self.numbers(run), self.alone(run)
-            over_clients = {name: numbers.measure(Measure(name), rival) for name in compare.OVER_CLIENTS}
+            over_clients = {name: numbers.measure(Measure(name), rival) for name in comparing.OVER_CLIENTS}
             more = {"cell": dict(run.cell.labels), "over_clients": over_clients}
             found.append((run.cell.name, {**numbers.summary, **more}))
         return found

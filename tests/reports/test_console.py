@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mutua import watching
 from mutua.history import History
 from mutua.reports import console
 from mutua.reports.console import ProgressBar, percent, size
@@ -30,7 +31,9 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """stderr as an 80-column terminal has it."""
     file = io.StringIO()
-    monkeypatch.setattr(console, "err", Console(file=file, width=80, force_terminal=True, color_system=None))
+    for module in (console, watching):
+        screen = Console(file=file, width=80, force_terminal=True, color_system=None)
+        monkeypatch.setattr(module, "err", screen)
     return file.getvalue
 
 

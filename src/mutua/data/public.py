@@ -12,9 +12,10 @@ from mutua.data.samples import Samples, together
 from mutua.data.splits import stratified
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream, torch_stream
+from mutua.text import some
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Public:
     """Samples by owner. Without labels only what models say of them can be learned from."""
 
@@ -26,6 +27,11 @@ class Public:
         if empty or not self.parts:
             whose = f"of client {empty[0]}" if empty else "at all"
             raise InputError(f"public: no samples {whose}; a part needs at least one, or is left out")
+
+    def __repr__(self) -> str:
+        return (
+            f"Public({len(self)} samples of {some(sorted(self.parts))}, {'' if self.labelled else 'not '}labelled)"
+        )
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts.values())

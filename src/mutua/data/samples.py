@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mutua.errors import InputError
+from mutua.text import several, some
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Preprocess:
         return x.to(dtype, copy=True).mul_(self.scale).sub_(mean).div_(std)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples:
     """Inputs `x` (N, channels, height, width) or (N, features), labels `y` as indices into `classes`.
 
@@ -58,6 +59,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:
+        kind = str(self.x.dtype).removeprefix("torch.")
+        held = f"{len(self)} of {tuple(self.x.shape[1:])} {kind}, {several(len(self.classes), 'class', 'classes')}"
+        return f"Samples({held}{f', domains {some(self.domains)}' if self.domains else ''})"
 
     @property
     def channels(self) -> int:

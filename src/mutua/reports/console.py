@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from mutua import errors
 from mutua.errors import line
-from mutua.history import SELECTIONS, History, Selection
+from mutua.history import SELECTIONS, Selection
 from mutua.measures import ABOUT
 from mutua.methods import base
 from mutua.profile import Profile
 from mutua.result import Result
-from mutua.rounds import Event, Finished, Rejected, Retried, RoundEnded, Started
+from mutua.text import percent as percent
+from mutua.text import size as size
+from mutua.watching import ProgressBar as ProgressBar
+from mutua.watching import bars as bars
+from mutua.watching import err as err
 
 if TYPE_CHECKING:
     from mutua.sweep import News
 
 # Results go to stdout, everything about the way there to stderr; what users named stays as they wrote it.
 out = Console(markup=False, emoji=False, highlight=False)
-err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
 
 def say(text: str, to: Console | None = None) -> None:
@@ -54,94 +55,11 @@ def show(title: str, table: Table, *remarks: str) -> None:
         say(remark)
 
 
-def percent(value: float | None) -> str:
-    """A fraction as a percentage; a dash where there is none."""
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
-def size(number: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
-
-
 def told(event: Mapping[str, Any]) -> str:
     """An event of a run's folder in a line: when, what, and its facts."""
     facts = {key: value for key, value in event.items() if key not in ("event", "time", "versions", "schema")}
     said = ", ".join(f"{key} {value}" for key, value in facts.items())
     return line(f"{event.get('time')} {event.get('event')}{': ' if said else ''}{said}")
-
-
-@contextmanager
-def bars(wanted: bool = True) -> Iterator[Progress | None]:
-    """Bars for rounds on stderr; None where they are not wanted or nobody could see them move."""
-    if not (wanted and err.is_terminal):
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[at]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=err, expand=True) as progress:
-        yield progress
-
-
-class ProgressBar:
-    """A callback: a bar over rounds in a terminal, a line at each evaluation elsewhere.
-
-    With keep=False the bar of a finished run becomes a line, so that many runs fit into a terminal.
-    """
-
-    def __init__(self, label: str, progress: Progress | None, keep: bool = True) -> None:
-        self.label, self.progress, self.keep = label, progress, keep
-        # Shown at once: a method may work for long before its first round.
-        self.task = TaskID(0) if progress is None else progress.add_task(label, total=None, at="", note="starting")
-        self.rounds, self.note = 0, ""
-
-    def __call__(self, event: Event) -> None:
-        """Show what the event says."""
-        match event:
-            case Started():
-                self.rounds = event.job.plan.rounds
-                if self.progress is not None:
-                    self.progress.update(self.task, total=self.rounds)
-            case Rejected():
-                say(left_out(event), err)
-            case Retried():
-                say(f"round {event.round}: {event.client} again: {event.reason}", err)
-            case RoundEnded():
-                self._show(event.round, event.history)
-            case Finished() if self.progress is not None and not self.keep:
-                self.progress.remove_task(self.task)
-                say(f"{self.label}: {self.note}", err)
-
-    def _show(self, round: int, history: History) -> None:
-        self.note = standing(history)
-        if self.progress is not None:
-            at = f"round {round}/{self.rounds}"
-            self.progress.update(self.task, completed=round, at=at, note=self.note)
-        elif history and history[-1].round == round and history[-1].split != "train":
-            say(f"{self.label}: round {round}/{self.rounds}, {self.note}", err)
-
-
-def left_out(event: Rejected) -> str:
-    """Who was left out and why; with the traceback, where the user has asked for those."""
-    text = f"round {event.round}: without {event.client}: {event.reason}"
-    return f"{text}\n{event.trace.rstrip()}" if errors.tracebacks and event.trace else text
-
-
-def standing(history: History) -> str:
-    """The newest accuracies: of the global on the common test set, of the clients on their own."""
-    shared, own = history.newest("global"), history.newest("predictor")
-    parts = [f"global {percent(shared[1])} %"] if shared else []
-    parts += [f"clients {percent(own[1])} %"] if own else []
-    return ", ".join(parts)
 
 
 class SweepBars:

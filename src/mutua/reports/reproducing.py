@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mutua import recipes, reproduce
-from mutua.compare import OVER_CLIENTS
+from mutua.comparing import OVER_CLIENTS
 from mutua.errors import InputError
 from mutua.measures import COUNTS, Measure
 from mutua.reports import console

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mutua.compare import uses_global_alone
+from mutua.comparing import uses_global_alone
 from mutua.history import SELECTIONS
 from mutua.reports import console
 from mutua.reports.reading import Run, Study, common

@@ -37,6 +37,7 @@ def execute(
             callbacks=[folder, *callbacks],
             standing=standing,
             faults=recipe.faults,
+            progress=False,  # whoever carries out a recipe shows it in a way of its own
         )
         folder.write(result)
     return result

@@ -1,0 +1,143 @@
+"""Watching a run: a bar or lines on stderr while it works, its events in the log `mutua`; nothing on stdout."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.errors import LiveError
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from mutua import errors
+from mutua.history import History
+from mutua.rounds import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
+from mutua.text import percent, several
+
+err = Console(markup=False, emoji=False, highlight=False, stderr=True)
+
+log = logging.getLogger("mutua")
+log.addHandler(logging.NullHandler())  # silent until a program asks for it: progress has shown it already
+
+
+@contextmanager
+def watched(label: str, notes: Sequence[str], progress: bool) -> Iterator[list[Callback]]:
+    """Around a run in Python: callbacks that log it and, where wanted, show how far it has come."""
+    for note in notes:
+        log.warning("%s: note: %s", label, note)
+    if not progress:
+        yield [Logged(label)]
+        return
+    for note in notes:
+        err.print(f"note: {note}", soft_wrap=True)
+    with bars() as shown:
+        yield [Logged(label), ProgressBar(label, shown)]
+
+
+class Logged:
+    """A callback: a run's events in the log; what goes wrong is a warning."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self.rounds = label, 0
+
+    def __call__(self, event: Event) -> None:
+        """Log what the event says."""
+        match event:
+            case Started():
+                plan, clients = event.job.plan, len(event.federation.clients)
+                self.rounds = plan.rounds
+                began = several(clients, "client"), several(plan.rounds, "round")
+                log.info("%s: %s, %s, seed %d", self.label, *began, plan.seed)
+            case Rejected():
+                log.warning("%s: %s", self.label, left_out(event))
+            case Retried():
+                log.warning("%s: round %d: %s again: %s", self.label, event.round, event.client, event.reason)
+            case RoundEnded() if log.isEnabledFor(logging.INFO):
+                at = event.round, self.rounds, standing(event.history)
+                log.info("%s: round %d/%d: %s", self.label, *at)
+            case Stopped():
+                log.warning("%s: stopped after round %d", self.label, event.standing.round)
+            case Finished():
+                log.info("%s: finished", self.label)
+
+
+@contextmanager
+def bars(wanted: bool = True) -> Iterator[Progress | None]:
+    """Bars for rounds on stderr; None where they are not wanted or nobody could see them move."""
+    if not (wanted and err.is_terminal) or err.is_jupyter:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[at]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}"),
+    )
+    progress = Progress(*columns, console=err, expand=True)
+    try:
+        progress.start()
+    except LiveError:  # another run's bars have the terminal, as where runs work in threads
+        yield None
+        return
+    try:
+        yield progress
+    finally:
+        progress.stop()
+
+
+class ProgressBar:
+    """A callback: a bar over rounds in a terminal, a line at each evaluation elsewhere.
+
+    With keep=False the bar of a finished run becomes a line, so that many runs fit into a terminal.
+    """
+
+    def __init__(self, label: str, progress: Progress | None, keep: bool = True) -> None:
+        self.label, self.progress, self.keep = label, progress, keep
+        # Shown at once: a method may work for long before its first round.
+        self.task = TaskID(0) if progress is None else progress.add_task(label, total=None, at="", note="starting")
+        self.rounds, self.note = 0, ""
+
+    def __call__(self, event: Event) -> None:
+        """Show what the event says."""
+        match event:
+            case Started():
+                self.rounds = event.job.plan.rounds
+                if self.progress is not None:
+                    self.progress.update(self.task, total=self.rounds)
+            case Rejected():
+                _say(left_out(event))
+            case Retried():
+                _say(f"round {event.round}: {event.client} again: {event.reason}")
+            case RoundEnded():
+                self._show(event.round, event.history)
+            case Finished() if self.progress is not None and not self.keep:
+                self.progress.remove_task(self.task)
+                _say(f"{self.label}: {self.note}")
+
+    def _show(self, round: int, history: History) -> None:
+        self.note = standing(history)
+        if self.progress is not None:
+            at = f"round {round}/{self.rounds}"
+            self.progress.update(self.task, completed=round, at=at, note=self.note)
+        elif history and history[-1].round == round and history[-1].split != "train":
+            _say(f"{self.label}: round {round}/{self.rounds}, {self.note}")
+
+
+def left_out(event: Rejected) -> str:
+    """Who was left out and why; with the traceback, where the user has asked for those."""
+    text = f"round {event.round}: without {event.client}: {event.reason}"
+    return f"{text}\n{event.trace.rstrip()}" if errors.tracebacks and event.trace else text
+
+
+def standing(history: History) -> str:
+    """The newest accuracies: of the global on the common test set, of the clients on their own."""
+    shared, own = history.newest("global"), history.newest("predictor")
+    parts = [f"global {percent(shared[1])} %"] if shared else []
+    parts += [f"clients {percent(own[1])} %"] if own else []
+    return ", ".join(parts)
+
+
+def _say(text: str) -> None:
+    err.print(text, soft_wrap=True)
