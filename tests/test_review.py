@@ -111,7 +111,7 @@ def test_data_with_opted_out_samples_is_refused_by_methods_that_would_send_what_
         Federation.from_samples(whole, partition=partitions.IID(clients=2), models=nets.plain)
 
 
-def test_a_mask_needs_named_classes(tmp_path: Path) -> None:
+def test_a_class_that_only_opted_out_samples_have_must_be_declared(tmp_path: Path) -> None:
     """Else the labels of opted-out samples would say how many classes the global has."""
     path = tmp_path / "data.npz"
     arrays = {"x": np.random.default_rng(0).random((40, 4)), "y": np.arange(40) % 3, "out": np.arange(40) % 2 == 0}
@@ -123,8 +123,12 @@ def test_a_mask_needs_named_classes(tmp_path: Path) -> None:
         "opt_out": {"mask": "out"},
     }
     np.savez(path, **arrays)
-    with pytest.raises(InputError, match="no array 'classes'"):
+    assert Recipe.of(tree).federation().classes == ("0", "1", "2")
+    arrays["y"][0] = 5
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match=r"data.classes: only opted-out samples have 5, .*; declare all classes"):
         Recipe.of(tree).federation()
+    arrays["y"][0] = 0
     np.savez(path, **arrays, classes=np.array(["ape", "bee", "cat"]))
     clients = Recipe.of(tree).federation().clients
     assert sum(len(client.opted_in) for client in clients) == 14

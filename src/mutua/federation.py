@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mutua.data.public import Public
-from mutua.data.samples import Preprocess, Samples, together
+from mutua.data.samples import Preprocess, Samples, known_classes, together, undeclared
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError, MutuaError, place
 from mutua.explain import checked
@@ -38,7 +38,7 @@ class Client:
     model: Architecture
     domain: str | None = None
     opt_in: Tensor | None = None
-    """Which training samples the federation may learn from; None is all of them."""
+    """Which training samples the federation may learn from; None: as `train` says, or all of them."""
 
     def __post_init__(self) -> None:
         for split in ("train", "val", "test"):
@@ -48,6 +48,8 @@ class Client:
         if not isinstance(self.id, str):
             raise InputError(f"client id: {self.id!r}; give text, such as 'north'")
         object.__setattr__(self, "model", Architecture.of(self.model))
+        if self.opt_in is None and self.train.opted_out is not None:
+            object.__setattr__(self, "opt_in", ~self.train.opted_out)
         if self.opt_in is not None and (self.opt_in.dtype, self.opt_in.shape) != (torch.bool, self.train.y.shape):
             raise InputError(f"client {self.id}: opt_in must be one true or false for each training sample")
         if not _ID.fullmatch(self.id):
@@ -99,6 +101,17 @@ class Client:
         shown = self.shown(split)
         return samples if shown is None else samples.take(shown.nonzero()[:, 0])
 
+    @property
+    def opted_out(self) -> int:
+        """How many of its training samples the federation may not learn from."""
+        return 0 if self.opt_in is None else int((~self.opt_in).sum())
+
+    @property
+    def known_classes(self) -> tuple[str, ...]:
+        """Its classes as the federation may know them: those declared, and those that opted-in samples show."""
+        held = [self.opted_in, self.opted_in_of("val"), self.opted_in_of("test")]
+        return known_classes([replace(part, opted_out=None, declared=self.train.declared) for part in held])
+
     def relabelled(self, classes: Sequence[str]) -> Client:
         """The same client with labels as indices into `classes`, matched by name."""
         parts = {split: getattr(self, split).relabelled(classes) for split in ("train", "val", "test")}
@@ -111,6 +124,7 @@ class Federation:
 
     With a complete global all clients label by one list of classes, the union of their own by name.
     With a partial global clients may have different classes: each meme ends in an adaptor of its own.
+    Where samples are opted out, a class counts that is declared or that an opted-in sample has.
     """
 
     clients: tuple[Client, ...]
@@ -129,14 +143,42 @@ class Federation:
         twice = {i for i in ids if ids.count(i) > 1} if len(set(ids)) != len(ids) else set()
         if twice:
             raise InputError(f"clients: the id '{min(twice)}' is used twice; ids must differ")
-        if not self.partial or len({frozenset(client.task.classes) for client in self.clients}) == 1:
-            classes = self.classes
-            object.__setattr__(self, "clients", tuple(c.relabelled(classes) for c in self.clients))
+        lists = self._class_lists()
+        object.__setattr__(self, "clients", tuple(self._labelled(c, lists[c.id]) for c in self.clients))
+        if len({*lists.values()}) == 1:
+            (classes,) = {*lists.values()}
             if self.test is not None:
                 object.__setattr__(self, "test", self.test.relabelled(classes))
             if self.public is not None:
                 parts = {owner: part.relabelled(classes) for owner, part in self.public.parts.items()}
                 object.__setattr__(self, "public", replace(self.public, parts=parts))
+
+    def _class_lists(self) -> dict[str, tuple[str, ...]]:
+        """By client, what it labels by: all classes with a whole global, else its own, alike where the sets are."""
+        if not self.partial:
+            return dict.fromkeys([client.id for client in self.clients], self.classes)
+        own = {c.id: c.known_classes if self._opting else c.train.classes for c in self._in_order}
+        # Clients that have opted out whole have no say in the others' order, nor in whether they are alike.
+        heard = [own[client.id] for client in self._in_order if client.takes_part]
+        alike = len({frozenset(names) for names in heard}) == 1
+        return {i: heard[0] if alike and {*names} == {*heard[0]} else names for i, names in own.items()}
+
+    @property
+    def _opting(self) -> bool:
+        """Whether anything may be opted out."""
+        return any(client.opt_in is not None for client in self.clients)
+
+    def _labelled(self, client: Client, classes: Sequence[str]) -> Client:
+        """The client with these classes; one that has opted out whole keeps its own beside a partial global."""
+        try:
+            return client.relabelled(classes)
+        except InputError:
+            if not self._opting:
+                raise
+            if self.partial and not client.takes_part:
+                return client
+            held = {part.classes[c] for part in (client.train, client.val, client.test) for c in part.y.unique()}
+            raise InputError(f"client {client.id}: {undeclared(held - {*classes})}") from None
 
     @property
     def _sheet(self) -> Sheet:
@@ -165,8 +207,10 @@ class Federation:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """All clients' classes, in the order in which they first appear among clients by id."""
-        return tuple(dict.fromkeys(name for client in self._in_order for name in client.train.classes))
+        """All clients' classes that may be known, in the order in which they first appear among clients by id."""
+        opting = self._opting
+        own = (client.known_classes if opting else client.train.classes for client in self._in_order)
+        return tuple(dict.fromkeys(name for names in own for name in names))
 
     @property
     def _in_order(self) -> list[Client]:
@@ -193,6 +237,7 @@ class Federation:
         test: tuple[Any, Any] | None = None,
         classes: Sequence[str] | None = None,
         domain: Any = None,
+        opted_out: Any = None,
         preprocess: Preprocess | None = None,
         split: Split | Mapping[str, Any] | None = None,
         samples_per_client: int | None = None,
@@ -201,16 +246,18 @@ class Federation:
         """A federation of arrays or tensors, dealt to clients by a partition.
 
         `models` is one model for all or one a client: a name, a factory or class, or an `nn.Module`.
-        Without `test` a stratified part of the data is set aside (`split`).
+        Without `test` a stratified part of the data is set aside (`split`). `opted_out` is true for each sample
+        that is kept out of the federation.
         """
         if y is None:
             raise InputError("y: missing; give the labels; a torch Dataset, which has both, goes to from_samples")
         if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
             raise InputError(f"test: a {type(test).__name__}; give two arrays, (x_test, y_test)")
-        train = Samples.of(x, y, classes=classes, domain=domain, preprocess=preprocess)
+        train = Samples.of(x, y, classes=classes, domain=domain, opted_out=opted_out, preprocess=preprocess)
         given = None
         if test is not None:
             given = Samples.of(*test, classes=train.classes, preprocess=train.preprocess, name="test")
+            given = replace(given, declared=train.declared)
         return cls.from_samples(
             train,
             given,
@@ -258,8 +305,14 @@ class Federation:
 
     @classmethod
     def of(cls, dealt: Dealt, models: Any, global_model: Any) -> Federation:
-        """A federation of dealt data."""
-        return cls.of_clients(dealt.clients, models, global_model, tuple(dealt.notes), test=dealt.test)
+        """A federation of dealt data.
+
+        A common test set that came with the data is nobody's, and the observer's; else it is made of the clients'.
+        """
+        made = cls.of_clients(dealt.clients, models, global_model, tuple(dealt.notes), test=dealt.test)
+        if dealt.given_test or all(client.takes_part for client in made.clients):
+            return made
+        return replace(made, test=together([client.opted_in_of("test") for client in made.clients]))
 
     @classmethod
     def of_clients(
@@ -270,17 +323,17 @@ class Federation:
         notes: tuple[str, ...] = (),
         test: Samples | None = None,
     ) -> Federation:
-        """A federation of clients' own data; without `test` the common test set is the union of theirs."""
+        """A federation of clients' own data; without `test` the common test set is the union of their opted-in."""
         shared = None if global_model is None else Architecture.of(global_model)
         own = _one_each(models if models is not None else global_model, [c.id for c in clients])
         members = tuple(
-            Client(data.id, data.train, data.val, data.test, model, data.domain, _opt_in(data.train))
+            Client(data.id, data.train, data.val, data.test, model, data.domain)
             for data, model in zip(clients, own, strict=True)
         )
         made = cls(members, shared, test, notes)
         alike = len({client.train.x.shape[1:] for client in members}) == 1
         if test is None and not made.partial and alike:
-            made = replace(made, test=together([client.test for client in made.clients]))
+            made = replace(made, test=together([client.opted_in_of("test") for client in made.clients]))
         return made
 
     def others(self, client_id: str) -> dict[str, Samples] | None:
@@ -289,7 +342,7 @@ class Federation:
         Since ACC on val selects, what is opted out is not among them.
         """
         own = self[client_id]
-        others = [c for c in self.clients if c.id != client_id and c.domain is not None]
+        others = [c for c in self.clients if c.id != client_id and c.domain is not None and c.takes_part]
         alike = all((c.task, c.train.x.shape[1:]) == (own.task, own.train.x.shape[1:]) for c in others)
         # Clients with different classes or inputs share no test that one model could take.
         if not others or not alike or own.domain is None:
@@ -418,11 +471,6 @@ def _split(given: Split | Mapping[str, Any] | None) -> Split:
     if not isinstance(given, Mapping):
         raise InputError(f"split: {given!r}; give mutua.Split(val=0.1, test=0.2)")
     return checked(Split, given, at="split")
-
-
-def _opt_in(train: Samples) -> Tensor | None:
-    """Which samples are in, where the data itself says so."""
-    return None if train.opted_out is None else ~train.opted_out
 
 
 def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:

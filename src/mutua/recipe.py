@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import torch
 import yaml
 from pydantic import (
     ConfigDict,
@@ -22,9 +20,7 @@ from pydantic import (
 )
 
 from mutua import untrusted
-from mutua.data import formats
 from mutua.data.partitions import IID, Partition, dealt_by
-from mutua.data.samples import Samples
 from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
@@ -52,6 +48,7 @@ class Data(_Section):
     name: str
     path: Path | None = None
     image_size: int | None = Field(None, ge=1)
+    classes: tuple[str, ...] | None = Field(None, min_length=1)
     samples_per_client: int | None = Field(None, ge=1)
     test_samples: int | None = Field(None, ge=1)
     split: Split = Field(default_factory=Split)
@@ -61,10 +58,17 @@ class Data(_Section):
     def _by_name(cls, value: object) -> object:
         return {"name": value} if isinstance(value, str) else value
 
-    def source(self, data_dir: PathLike | None, at: str = "data") -> Source:
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return [str(name) for name in value] if isinstance(value, list) else value
+
+    def source(self, data_dir: PathLike | None, at: str = "data", opt_out: OptOut | None = None) -> Source:
         """The samples, loaded; `at` is where in the recipe this stands, and a path counts from where you are."""
+        mask = None if opt_out is None else opt_out.mask
+        given: dict[str, Any] = {"path": self.path, "image_size": self.image_size, "classes": self.classes}
         try:
-            return load(self.name, data_dir=data_dir, path=self.path, image_size=self.image_size)
+            return load(self.name, data_dir=data_dir, mask=mask, **given)
         except InputError as error:
             raise InputError(f"{at}: {str(error).removeprefix('data: ')}") from None
 
@@ -164,10 +168,6 @@ class Recipe(Plan):
             raise ValueError("selection: best, but with val_from: test that would be best on test; use 'last'")
         if self.public is not None and self.opt_out is not None:
             raise ValueError("public and opt_out are both given; what is public cannot be opted out")
-        if self.opt_out is not None and self.opt_out.mask and (self.data is None or self.data.name != "arrays"):
-            raise ValueError(
-                "opt_out.mask names an array beside x and y; it needs data: {name: arrays, path: FILE}"
-            )
         return self
 
     def __repr__(self) -> str:
@@ -203,10 +203,10 @@ class Recipe(Plan):
             federation, sources = self._of_clients(data_dir)
         else:
             assert self.data is not None and self.partition is not None
-            source = self.data.source(data_dir)
-            if self.opt_out is not None and self.opt_out.mask is not None:
-                source = replace(source, train=_masked(source.train, self.data.path, self.opt_out.mask))
+            source = self.data.source(data_dir, opt_out=self.opt_out)
             dealt = _deal(source, self.data, self.partition, seed)
+            if self.opt_out is not None:
+                dealt = replace(dealt, clients=self.opt_out.applied(dealt.clients, seed))
             federation = Federation.of(dealt, self.models.clients, self.models.global_model)
             sources = [source]
         if self.public is not None and all(source.lists for source in sources):
@@ -220,7 +220,7 @@ class Recipe(Plan):
                 return len(client.train) + len(client.val) + (0 if given_test else len(client.test))
 
             federation = self.public.applied(federation, seed, whole)
-        return federation if self.opt_out is None else self.opt_out.applied(federation, seed)
+        return federation
 
     def _of_clients(self, data_dir: PathLike | None) -> tuple[Federation, list[Source]]:
         assert self.clients is not None
@@ -231,16 +231,18 @@ class Recipe(Plan):
         parts: dict[str, ClientData] = {}
         notes: list[str] = []
         for data, members in groups.items():
-            ids, key = sorted(members), (data.name, data.path, data.image_size)
+            ids, key = sorted(members), (data.name, data.path, data.image_size, data.classes)
             at, who = f"clients.{ids[0]}.data", ", ".join(ids)
             if key in sources:
                 notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")
-            source = sources.get(key) or sources.setdefault(key, data.source(data_dir, at))
+            source = sources.get(key) or sources.setdefault(key, data.source(data_dir, at, self.opt_out))
             # Clients that name the same data share it out: no sample is in two clients' hands.
-            dealt = _deal(source, data, IID(clients=len(ids)), derive(self.seed, *ids), at)
+            dealt = _deal(source, data, IID(clients=len(ids)), derive(self.seed, *ids), at, alone=True)
             parts |= {name: replace(part, id=name) for name, part in zip(ids, dealt.clients, strict=False)}
             notes += [f"{who}: {note}" for note in dealt.notes]
         ordered = [parts[entry.id] for entry in self.clients]
+        if self.opt_out is not None:
+            ordered = self.opt_out.applied(ordered, self.seed)
         models = [entry.model for entry in self.clients]
         federation = Federation.of_clients(ordered, models, self.models.global_model, tuple(notes))
         return federation, list(sources.values())
@@ -292,12 +294,19 @@ def expand(tree: Mapping[str, Any], grid: Axes, path: Path | None = None) -> lis
     return found
 
 
-def _deal(source: Source, data: Data, partition: Partition, seed: int, at: str = "data") -> Dealt:
+def _deal(
+    source: Source, data: Data, partition: Partition, seed: int, at: str = "data", *, alone: bool = False
+) -> Dealt:
+    """The samples, split and dealt; `alone`: others have data too, so that all of this may be opted out."""
     train, val, test = source.train, None, source.test
     if source.lists is not None:
         if data.split.val_from == "test":
             raise InputError(f"{at}.split.val_from: test, but list files say what is val; leave it out")
         train, val, test = (source.train.take(source.lists[part]) for part in ("train", "val", "test"))
+    whole = alone and train.opted_out is not None and bool(train.opted_out.all())
+    if whole:  # so there is nothing else to keep it from
+        train = replace(train, opted_out=None)
+        val, test = (part and replace(part, opted_out=None) for part in (val, test))
     try:
         dealt = split_and_deal(
             train,
@@ -311,26 +320,9 @@ def _deal(source: Source, data: Data, partition: Partition, seed: int, at: str =
         )
     except InputError as error:
         raise InputError(str(error) if str(error).startswith("partition") else f"{at}.{error}") from None
+    if whole:
+        dealt = replace(dealt, clients=[part.opted_out() for part in dealt.clients])
     return replace(dealt, notes=[*dealt.notes, source.note]) if source.note else dealt
-
-
-def _masked(train: Samples, path: Path | None, key: str) -> Samples:
-    """The training samples with the mask that stands beside them in their array file."""
-    assert path is not None
-    held = formats.npz_file(path)
-    if key not in held:
-        raise InputError(f"opt_out.mask: {path} has no array '{key}' (it has {', '.join(held)})")
-    if "classes" not in held:
-        raise InputError(
-            f"opt_out.mask: {path} has no array 'classes'; name the classes, or opted-out labels would make them"
-        )
-    mask = held[key]
-    if mask.shape != (len(train),) or mask.dtype != np.bool_:
-        raise InputError(
-            f"opt_out.mask: '{key}' is {mask.dtype} {mask.shape}; it must be one true or false for each of "
-            f"{len(train)} training samples"
-        )
-    return replace(train, opted_out=torch.from_numpy(mask))
 
 
 def _set(tree: dict[str, Any], override: str) -> None:

@@ -147,6 +147,7 @@ class ClientResult:
             "id": self.id,
             "model": self.architecture.label,
             "samples": len(self.client.train),
+            "opted_out": self.client.opted_out,
             "test_samples": len(self.client.test),
             "accuracy": {model: self.accuracy(model, selection) for model in ("predictor", "global")},
             "trained": self.trained,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
@@ -15,6 +15,7 @@ from torch import Tensor
 from mutua.data import formats
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples, together
+from mutua.data.splits import ClientData
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
 from mutua.imports import by_path, permit
@@ -115,36 +116,33 @@ class OptOut(Spec):
             )
         return self
 
-    def applied(self, federation: Federation, seed: int) -> Federation:
-        """The federation with some training samples opted out."""
-        ids = sorted(client.id for client in federation.clients)
+    def applied(self, clients: Sequence[ClientData], seed: int) -> list[ClientData]:
+        """The clients with some training samples marked as opted out."""
+        ids = sorted(client.id for client in clients)
         drawn = numpy_stream(seed, "opt_out").permutation(ids).tolist()
         out = set(drawn[: int((self.fraction or 0) * len(ids) + 1e-9)])
-        clients = [self._censored(replace(c, opt_in=self._opt_in(c, seed, out))) for c in federation.clients]
-        return replace(federation, clients=tuple(clients))
+        return [self._censored(self._marked(client, seed, out)) for client in clients]
 
-    def _opt_in(self, client: Client, seed: int, out: set[str]) -> Tensor | None:
-        n = len(client.train)
+    def _marked(self, client: ClientData, seed: int, out: set[str]) -> ClientData:
         if self.mask is not None:
-            return client.opt_in  # the recipe reads the mask with the data
-        if self.fraction is not None:
-            return torch.full((n,), client.id not in out)
+            return client  # the data came with its marks
+        n = len(client.train)
+        opted_out = torch.full((n,), client.id in out)
         order = torch.from_numpy(numpy_stream(seed, "opt_out", client.id).permutation(n))
-        opt_in = torch.ones(n, dtype=torch.bool)
-        opt_in[order[: int((self.samples or 0) * n + 1e-9)]] = False
-        return opt_in
+        opted_out[order[: int((self.samples or 0) * n + 1e-9)]] = True
+        return client.opted_out(opted_out)
 
-    def _censored(self, client: Client) -> Client:
+    def _censored(self, client: ClientData) -> ClientData:
         """Put a transformed copy of each opted-out sample in: what its owner is willing to show."""
-        if self.censor is None or client.opt_in is None or bool(client.opt_in.all()):
+        opted_out = client.train.opted_out
+        if self.censor is None or opted_out is None or not bool(opted_out.any()):
             return client
-        secret = client.train.take((~client.opt_in).nonzero()[:, 0])
+        secret = client.train.take(opted_out.nonzero()[:, 0])
         shown = by_path(self.censor, "opt_out.censor")(secret.x.clone())
         if not isinstance(shown, Tensor) or (shown.shape, shown.dtype) != (secret.x.shape, secret.x.dtype):
             raise InputError(
                 f"opt_out.censor: '{self.censor}' must give a tensor of the shape and type it was given"
             )
         train = together([client.train, replace(secret, x=shown)])
-        return replace(
-            client, train=train, opt_in=torch.cat([client.opt_in, torch.ones(len(secret), dtype=torch.bool)])
-        )
+        marks = torch.cat([opted_out, torch.zeros(len(secret), dtype=torch.bool)])
+        return replace(client, train=train).opted_out(marks)

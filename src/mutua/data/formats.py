@@ -36,6 +36,11 @@ class Arrays:
     domains: tuple[str, ...] = ()
     lists: dict[str, np.ndarray] | None = None
     """Positions in x of train, val and test, where list files say so."""
+    opted_out: np.ndarray | None = None
+    """True for each sample of x that is opted out, where a mask was asked for."""
+    opted_out_test: np.ndarray | None = None
+    by_folder: bool = False
+    """Whether the classes are the names of folders, which are there because samples are."""
 
 
 @contextmanager
@@ -54,8 +59,11 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path}: not {what} ({reason}); replace or remove it") from None
 
 
-def npz(path: PathLike) -> Arrays:
-    """An array file: x and y, or x_train and y_train; perhaps x_test, y_test, classes, domain, domains."""
+def npz(path: PathLike, mask: str | None = None) -> Arrays:
+    """An array file: x and y, or x_train and y_train; perhaps x_test, y_test, classes, domain, domains.
+
+    `mask` is the name of the array that says what is opted out; with `_test` after it, of the test samples.
+    """
     held = npz_file(path)
     x, y = ("x", "y") if "x" in held else ("x_train", "y_train")
     if x not in held or y not in held or ("x_test" in held) != ("y_test" in held):
@@ -65,8 +73,32 @@ def npz(path: PathLike) -> Arrays:
         )
     classes, domains = (tuple(np.atleast_1d(held.get(k, [])).astype(str).tolist()) for k in ("classes", "domains"))
     return Arrays(
-        held[x], held[y], held.get("x_test"), held.get("y_test"), classes or None, held.get("domain"), domains
+        held[x],
+        held[y],
+        held.get("x_test"),
+        held.get("y_test"),
+        classes or None,
+        held.get("domain"),
+        domains,
+        opted_out=None if mask is None else _mask(path, held, mask, x),
+        opted_out_test=_mask(path, held, f"{mask}_test", "x_test") if f"{mask}_test" in held else None,
     )
+
+
+def _mask(path: PathLike, held: dict[str, np.ndarray], key: str, x: str) -> np.ndarray:
+    if key not in held:
+        raise InputError(
+            f"opt_out.mask: {path} has no array '{key}' (it has {', '.join(held)}); where nothing is opted out, "
+            "give one that is false throughout"
+        )
+    mask = held[key]
+    number = len(held.get(x, ()))
+    if mask.shape != (number,) or mask.dtype != np.bool_:
+        raise InputError(
+            f"opt_out.mask: '{key}' of {path} is {mask.dtype} {mask.shape}; it must be one true or false for each "
+            f"of {number} samples in '{x}'"
+        )
+    return mask
 
 
 def npz_file(path: PathLike) -> dict[str, np.ndarray]:
@@ -197,10 +229,11 @@ def _unpickled(name: str, raw: bytes) -> dict[bytes, Any]:
     return stored
 
 
-def images(folder: Path, image_size: int | None = None) -> Arrays:
+def images(folder: Path, image_size: int | None = None, mask: str | None = None) -> Arrays:
     """A folder of images, class/*.jpg or domain/class/*.jpg, resized to a square of `image_size` while read.
 
     Order: domains, classes and files by name. Grey if every image is, else RGB. Domains may have list files.
+    `mask` is the name of a list of images that are opted out; those do not count for grey or RGB.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: not a folder; give one with images as class/*.jpg or domain/class/*.jpg")
@@ -214,7 +247,9 @@ def images(folder: Path, image_size: int | None = None) -> Arrays:
     ]
     domains = tuple(by_domain)
     lists = _lists(folder, domains, [path for path, _, _ in listed], classes)
-    x = _pictures(folder, [path for path, _, _ in listed], image_size)
+    paths = [path for path, _, _ in listed]
+    opted_out = None if mask is None else _opted_out(folder, mask, paths)
+    x = _pictures(folder, paths, image_size, opted_out)
     return Arrays(
         x,
         np.array([label for _, label, _ in listed]),
@@ -222,7 +257,29 @@ def images(folder: Path, image_size: int | None = None) -> Arrays:
         domain=None if domains == ("",) else np.array([domain for _, _, domain in listed]),
         domains=() if domains == ("",) else domains,
         lists=lists,
+        opted_out=opted_out,
+        by_folder=True,
     )
+
+
+def _opted_out(folder: Path, name: str, images: list[Path]) -> np.ndarray:
+    """True for each image that the list file of this name, in the folder or one level up, has a line for."""
+    places = [at / file for at in (folder, folder.resolve().parent) for file in (name, f"{name}.txt")]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise InputError(
+            f"opt_out.mask: {folder} has no list file '{name}' or '{name}.txt', nor has the folder around it; "
+            "where nothing is opted out, give an empty one"
+        )
+    position = {image.relative_to(folder).as_posix(): i for i, image in enumerate(images)}
+    out = np.zeros(len(images), dtype=bool)
+    with _reading(path, "a list of this folder's images"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if image := line.strip():
+                if image not in position:
+                    raise ValueError(f"line {number}: there is no image '{image}' in {folder}")
+                out[position[image]] = True
+    return out
 
 
 # What PACS's list files call the parts: DOMAIN_train_kfold.txt and so on.
@@ -278,10 +335,13 @@ def plain_images(folder: Path, image_size: int | None = None) -> np.ndarray | No
     return _pictures(folder, files, image_size) if files else None
 
 
-def _pictures(folder: Path, paths: list[Path], image_size: int | None) -> np.ndarray:
-    """The images as one array (N, channels, height, width): grey if every image is, else RGB."""
+def _pictures(
+    folder: Path, paths: list[Path], image_size: int | None, opted_out: np.ndarray | None = None
+) -> np.ndarray:
+    """The images as one array (N, channels, height, width): grey if every opted-in one is, else RGB."""
     heads = [_head(path) for path in paths]
-    mode = "L" if all(mode == "L" for _, mode in heads) else "RGB"
+    apart = opted_out if opted_out is not None and not opted_out.all() else np.zeros(len(paths), dtype=bool)
+    mode = "L" if all(mode == "L" for (_, mode), out in zip(heads, apart, strict=True) if not out) else "RGB"
     sizes = Counter(size for size, _ in heads)
     if image_size is None and len(sizes) > 1:
         common = ", ".join(f"{w}x{h} ({n})" for (w, h), n in sizes.most_common(3))

@@ -56,6 +56,8 @@ class Samples:
     domains: tuple[str, ...] = ()
     opted_out: Tensor | None = None
     """Which samples their owner keeps out of the federation, where the data itself says so."""
+    declared: tuple[str, ...] | None = None
+    """Those of the classes that somebody has named; None is all. The others were read off labels or folders."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -94,7 +96,13 @@ class Samples:
         if missing:
             raise InputError(f"classes: {', '.join(missing)} in the data, but not among {', '.join(classes)}")
         table = torch.tensor([position.get(name, -1) for name in self.classes], dtype=torch.long)
-        return replace(self, y=table[self.y], classes=tuple(classes))
+        declared = self.classes if self.declared is None else self.declared
+        return replace(self, y=table[self.y], classes=tuple(classes), declared=declared)
+
+    @property
+    def opted_in(self) -> Samples:
+        """Those that the federation may know of."""
+        return self if self.opted_out is None else self.take((~self.opted_out).nonzero()[:, 0])
 
     def counts(self) -> np.ndarray:
         """How many samples of each class."""
@@ -109,10 +117,17 @@ class Samples:
         preprocess: Preprocess | None = None,
         domain: Any = None,
         domains: Sequence[str] = (),
+        opted_out: Any = None,
         name: str = "data",
     ) -> Samples:
-        """Samples of arrays or tensors, checked: `x` (N,H,W), (N,H,W,C), (N,C,H,W) or (N,features)."""
-        return _check(x, y, classes, preprocess, domain, domains, name)
+        """Samples of arrays or tensors, checked: `x` (N,H,W), (N,H,W,C), (N,C,H,W) or (N,features).
+
+        `opted_out` is true for each sample that is kept out of the federation.
+        """
+        made = _check(x, y, classes, preprocess, domain, domains, name)
+        if classes is None:
+            made = replace(made, declared=())
+        return made if opted_out is None else replace(made, opted_out=_mask(opted_out, len(made), name))
 
     @staticmethod
     def of_dataset(
@@ -147,7 +162,8 @@ class Samples:
             raise InputError(f"{name}: a {type(data).__name__}; for arrays use Federation.from_arrays(x, y, ...)")
         if like is None:
             return Samples.of_dataset(data, name=name)
-        return Samples.of_dataset(data, classes=like.classes, preprocess=like.preprocess, name=name)
+        read = Samples.of_dataset(data, classes=like.classes, preprocess=like.preprocess, name=name)
+        return replace(read, declared=like.declared)
 
 
 def together(parts: Sequence[Samples]) -> Samples:
@@ -156,6 +172,46 @@ def together(parts: Sequence[Samples]) -> Samples:
         parts = [replace(p, x=p.preprocess(p.x), preprocess=Preprocess()) for p in parts]
     x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
     return replace(parts[0], x=x, y=y, domain=None, domains=(), opted_out=None)
+
+
+def known_classes(parts: Sequence[Samples]) -> tuple[str, ...]:
+    """The classes of these samples as the federation may know them: those declared, and those of opted-in samples.
+
+    Labels that are numbers are counted through, as where they are read off all samples.
+    """
+    declared = list(dict.fromkeys(n for p in parts for n in (p.classes if p.declared is None else p.declared)))
+    shown = {part.classes[c] for part in parts for c in part.opted_in.y.unique().tolist()} - {*declared}
+    if shown and all(name.isdecimal() for name in shown):
+        shown = {str(i) for i in range(max(map(int, shown)) + 1)} - {*declared}
+        return (*declared, *sorted(shown, key=int))
+    return (*declared, *sorted(shown))
+
+
+def settled(parts: Sequence[Samples]) -> list[Samples]:
+    """The same samples with a list of classes in which no label that is opted out had a say."""
+    names = known_classes(parts)
+    try:
+        return [replace(part.relabelled(names), declared=None) for part in parts]
+    except InputError:
+        held = {part.classes[c] for part in parts for c in part.y.unique().tolist()}
+        raise InputError(undeclared(held - {*names})) from None
+
+
+def undeclared(names: Iterable[str]) -> str:
+    """What to say of classes that only opted-out samples have."""
+    which = ", ".join(sorted(names))
+    return (
+        f"classes: only opted-out samples have {which}, and nobody has declared it; declare all classes "
+        "(in a recipe: data.classes), so that opted-out labels need not tell them"
+    )
+
+
+def _mask(opted_out: Any, n: int, name: str) -> Tensor:
+    mask = torch.as_tensor(np.asarray(opted_out))
+    if mask.shape != (n,) or mask.dtype != torch.bool:
+        kind = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
+        raise InputError(f"{name}.opted_out: {kind}; it must be one true or false for each of {n} samples")
+    return mask.clone()
 
 
 def _check(

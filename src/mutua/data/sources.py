@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lzma
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -206,15 +206,26 @@ def catalogue(data_dir: PathLike | None = None) -> list[Entry]:
 
 
 def load(
-    name: str, *, data_dir: PathLike | None = None, path: PathLike | None = None, image_size: int | None = None
+    name: str,
+    *,
+    data_dir: PathLike | None = None,
+    path: PathLike | None = None,
+    image_size: int | None = None,
+    classes: Sequence[str] | None = None,
+    mask: str | None = None,
 ) -> Source:
-    """A known set by name, or `arrays` (path of an .npz) or `folder` (path of a folder of images)."""
+    """A known set by name, or `arrays` (path of an .npz) or `folder` (path of a folder of images).
+
+    `classes` declares the classes: by name where the set names its own, else in the order of the labels.
+    `mask` names what is opted out: an array of the .npz, or a list file in the folder.
+    """
     if image_size is not None:
         image_size = whole_number(image_size, "image_size")
     if name in GIVEN:
         if path is None:
             raise InputError(f"path: missing; data '{name}' needs the path of its {_kind(name)}")
-        return _source(name, _read(GIVEN[name], local_path(path, "path"), image_size), image_size)
+        arrays = _read(name, GIVEN[name], local_path(path, "path"), image_size, mask)
+        return _source(name, arrays, image_size, declared=classes)
     if name not in KNOWN:
         raise InputError(f"data: '{name}' is not known; {suggest(str(name), [*KNOWN, *GIVEN])}")
     if path is not None:
@@ -224,7 +235,8 @@ def load(
     if place is None:
         tried = ", ".join(place.path for place in known.places)
         raise InputError(f"data: {name} is not in {folder} (looked for {tried}); to get it: {known.how}")
-    source = _source(name, _read(place.read, folder / place.path, image_size), image_size, known)
+    arrays = _read(name, place.read, folder / place.path, image_size, mask)
+    source = _source(name, arrays, image_size, known, classes)
     return replace(source, note=place.note or source.note)
 
 
@@ -245,13 +257,44 @@ def _holds(place: Place, path: Path) -> bool:
     return path.exists()
 
 
-def _read(read: Callable[[Path], Arrays], path: Path, image_size: int | None) -> Arrays:
+def _read(
+    name: str, read: Callable[[Path], Arrays], path: Path, image_size: int | None, mask: str | None
+) -> Arrays:
     # Images are resized one by one as they are read, so that the originals are never in memory together.
-    return formats.images(path, image_size) if read is formats.images else read(path)
+    if read is formats.images:
+        return formats.images(path, image_size, mask)
+    if read is formats.npz:
+        return formats.npz(path, mask)
+    if mask is not None:
+        raise InputError(
+            f"opt_out.mask: '{mask}', but {name} is neither an array file (.npz) nor a folder of images; use "
+            "opt_out.fraction or opt_out.samples"
+        )
+    return read(path)
 
 
-def _source(name: str, arrays: Arrays, image_size: int | None, known: Known | None = None) -> Source:
-    classes = arrays.classes or (known.class_names if known else None)
+def _source(
+    name: str,
+    arrays: Arrays,
+    image_size: int | None,
+    known: Known | None = None,
+    declared: Sequence[str] | None = None,
+) -> Source:
+    """The arrays as samples, with the classes that are declared, that the set names, or that its labels show."""
+    named = arrays.classes or (known.class_names if known else None)
+    train, test = _as_read(name, arrays, image_size, known, named or declared)
+    read_off = known is None and declared is None and (named is None or arrays.by_folder)
+
+    def settled(samples: Samples) -> Samples:
+        samples = samples if declared is None else samples.relabelled(tuple(declared))
+        return replace(samples, declared=() if read_off else None)
+
+    return Source(name, settled(train), test and settled(test), _listed(arrays), arrays.lists)
+
+
+def _as_read(
+    name: str, arrays: Arrays, image_size: int | None, known: Known | None, classes: Sequence[str] | None
+) -> tuple[Samples, Samples | None]:
     preprocess = known.preprocess if known else None
     train = Samples.of(
         arrays.x,
@@ -260,21 +303,29 @@ def _source(name: str, arrays: Arrays, image_size: int | None, known: Known | No
         preprocess=preprocess,
         domain=arrays.domain,
         domains=arrays.domains,
+        opted_out=arrays.opted_out,
         name=name,
     )
     if preprocess and (train.x.dtype != torch.uint8 or len(preprocess.mean) not in (1, train.channels)):
         held = f"{train.channels} channels of {str(train.x.dtype).removeprefix('torch.')}"
         raise InputError(f"{name}.x: {held}; {name} is bytes (0 to 255) in {len(preprocess.mean)} channels")
     if arrays.x_test is None:
-        return Source(name, _resized(train, image_size, name), note=_listed(arrays), lists=arrays.lists)
-    test = Samples.of(arrays.x_test, arrays.y_test, classes=classes, preprocess=preprocess, name=f"{name}.test")
+        return _resized(train, image_size, name), None
+    test = Samples.of(
+        arrays.x_test,
+        arrays.y_test,
+        classes=classes,
+        preprocess=preprocess,
+        opted_out=arrays.opted_out_test,
+        name=f"{name}.test",
+    )
     if test.x.shape[1:] != train.x.shape[1:] or test.x.dtype != train.x.dtype:
         shapes = f"{tuple(test.x.shape[1:])} {test.x.dtype}, not {tuple(train.x.shape[1:])} {train.x.dtype}"
         raise InputError(f"{name}.test.x: samples of {shapes} as in training; they must agree")
     if classes is None:  # named by number: the longer row of numbers serves both
         both = max(train.classes, test.classes, key=len)
         train, test = replace(train, classes=both), replace(test, classes=both)
-    return Source(name, _resized(train, image_size, name), _resized(test, image_size, name))
+    return _resized(train, image_size, name), _resized(test, image_size, name)
 
 
 def _listed(arrays: Arrays) -> str:

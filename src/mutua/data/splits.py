@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut, dealt_by
-from mutua.data.samples import Samples
+from mutua.data.samples import Samples, settled
 from mutua.data.transforms import rotate
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream
@@ -42,6 +42,11 @@ class ClientData:
     test: Samples
     domain: str | None = None
 
+    def opted_out(self, which: torch.Tensor | None = None) -> ClientData:
+        """The same with these training samples marked as opted out, or all of them."""
+        marks = torch.ones(len(self.train), dtype=torch.bool) if which is None else which
+        return replace(self, train=replace(self.train, opted_out=marks))
+
 
 @dataclass(frozen=True)
 class Dealt:
@@ -50,6 +55,8 @@ class Dealt:
     clients: list[ClientData]
     test: Samples
     notes: list[str]
+    given_test: bool = False
+    """Whether the common test set came with the data: then it is nobody's."""
 
 
 def draw(y: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -106,9 +113,13 @@ def split_and_deal(
     """
     seed = dealt_by(partition, seed)
     given = test is not None
-    secret: Samples | None = None
-    if train.opted_out is not None:
-        secret, train = (train.take(mask.nonzero()[:, 0]) for mask in (train.opted_out, ~train.opted_out))
+    parts = {"train": train, "val": val, "test": test}
+    hidden: dict[str, Samples] = {}
+    if any(part is not None and part.opted_out is not None for part in parts.values()):
+        known = {name: part for name, part in parts.items() if part is not None}
+        known = dict(zip(known, settled(list(known.values())), strict=True))
+        hidden = {n: p.take(p.opted_out.nonzero()[:, 0]) for n, p in known.items() if p.opted_out is not None}
+        train, val, test = known["train"].opted_in, *(p and p.opted_in for p in map(known.get, ("val", "test")))
         if not len(train):
             raise InputError("opt_out: every sample is opted out; at least one must be in")
     if test is not None:
@@ -157,20 +168,23 @@ def split_and_deal(
         common = test if given else test.take(np.sort(np.concatenate(test_parts)))
     undealt = {"val": _undealt(val, val_parts), "test": _undealt(test, test_parts)}
     notes = _notes(deal, split, clients, undealt)
-    if secret is not None:
+    if "train" in hidden:
+        secret = hidden["train"]
         share = sum(map(len, pools.values())) / len(train)
         pools = {f"{name} opted out": pool for name, pool in _pools(secret, partition).items()}
         y = _labels(secret)
         for name, pool in pools.items():
             pools[name] = pool[draw(y[pool], round(share * len(pool)), numpy_stream(seed, "draw", name))]
-        for part, samples in zip(("train", "val", "test"), _split(secret, pools, fractions, seed), strict=True):
-            own = _follow(partition, deal, fit, samples, numpy_stream(seed, "partition", "opted out", part))
-            for k, client in enumerate(clients):
-                more: Any = {part: _union([getattr(client, part), _seen(samples.take(own[k]), deal, k)])}
-                clients[k] = replace(client, **more)
-            if number := _undealt(samples, own):
-                notes.append(f"{number} opted-out {part} samples dealt to nobody: no client has their classes")
-    return Dealt(clients, common, notes)
+        split_off = zip(("train", "val", "test"), _split(secret, pools, fractions, seed), strict=True)
+        hidden |= {name: part for name, part in split_off if name == "train" or len(part)}
+    for name, samples in hidden.items():
+        own = _follow(partition, deal, fit, samples, numpy_stream(seed, "partition", "opted out", name))
+        for k, client in enumerate(clients):
+            more: Any = {name: _union([getattr(client, name), _seen(samples.take(own[k]), deal, k)])}
+            clients[k] = replace(client, **more)
+        if number := _undealt(samples, own):
+            notes.append(f"{number} opted-out {name} samples dealt to nobody: no client has their classes")
+    return Dealt(clients, common, notes, given)
 
 
 def _labels(samples: Samples) -> np.ndarray:
@@ -256,18 +270,15 @@ def _seen(samples: Samples, deal: Deal, k: int) -> Samples:
 
 
 def _union(several: list[Samples]) -> Samples:
-    """All samples, with the domains and opt-out marks that all of them have."""
-
-    def joined(held: list[torch.Tensor | None]) -> torch.Tensor | None:
-        known = [tensor for tensor in held if tensor is not None]
-        return torch.cat(known) if len(known) == len(held) else None
-
+    """All samples, with the domains that all of them have and the opt-out marks that any has."""
+    domains = [s.domain for s in several if s.domain is not None]
+    marks = [s.opted_out if s.opted_out is not None else torch.zeros(len(s), dtype=torch.bool) for s in several]
     return replace(
         several[0],
         x=torch.cat([s.x for s in several]),
         y=torch.cat([s.y for s in several]),
-        domain=joined([s.domain for s in several]),
-        opted_out=joined([s.opted_out for s in several]),
+        domain=torch.cat(domains) if len(domains) == len(several) else None,
+        opted_out=torch.cat(marks) if any(s.opted_out is not None for s in several) else None,
     )
 
 

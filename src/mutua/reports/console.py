@@ -147,18 +147,21 @@ def section(value: Any) -> str:
 def show_result(result: Result) -> None:
     """One run: a row a client."""
     summary = result.summary()
-    clients, mean = table(["client", "model"], ["samples", "predictor", "global", "sent"]), summary["mean"]
+    opting = any(client["opted_out"] for client in summary["clients"])
+    columns = ["samples", *["opted out"] * opting, "predictor", "global", "sent"]
+    clients, mean = table(["client", "model"], columns), summary["mean"]
     for client in summary["clients"]:
         scores = [percent(client["accuracy"][model]) for model in ("predictor", "global")]
         sent = size(result.ledger.bytes("up", client["id"]))
-        clients.add_row(client["id"], client["model"], str(client["samples"]), *scores, sent)
+        held = [str(client["samples"]), *[str(client["opted_out"])] * opting]
+        clients.add_row(client["id"], client["model"], *held, *scores, sent)
     clients.add_section()
     for label, key, sent in (
         ("mean", "accuracy", size(summary["bytes"]["up"])),
         ("weighted", "accuracy_by_samples", ""),
     ):
         scores = [percent(mean[model][key]) for model in ("predictor", "global")]
-        clients.add_row(label, "", "", *scores, sent)
+        clients.add_row(label, "", "", *[""] * opting, *scores, sent)
     remarks = [
         "predictor: the model that a client serves with; weighted: by test samples",
         f"left the clients: {what_left(result)}",

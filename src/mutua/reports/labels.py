@@ -22,13 +22,21 @@ class LabelCounts:
     train: np.ndarray
     val: list[int]
     test: list[int]
+    opted_out: list[int]
+    """Of the training samples."""
 
     def summary(self) -> dict[str, Any]:
         """The counts as JSON."""
         return {
             "classes": self.classes,
             "clients": [
-                {"id": c, "train": self.train[k].tolist(), "val": self.val[k], "test": self.test[k]}
+                {
+                    "id": c,
+                    "train": self.train[k].tolist(),
+                    "val": self.val[k],
+                    "test": self.test[k],
+                    "opted_out": self.opted_out[k],
+                }
                 for k, c in enumerate(self.clients)
             ],
         }
@@ -40,7 +48,8 @@ class LabelCounts:
 
 def counts_by_client(federation: Federation) -> LabelCounts:
     """Count training samples; classes are all clients' classes, by name."""
-    classes = list(federation.classes)
+    own = (name for client in federation.clients for name in client.task.classes)
+    classes = list(dict.fromkeys([*federation.classes, *own]))
     clients = [client.relabelled(classes) for client in federation.clients]
     return LabelCounts(
         [client.id for client in clients],
@@ -48,17 +57,20 @@ def counts_by_client(federation: Federation) -> LabelCounts:
         np.stack([client.train.counts() for client in clients]),
         [len(client.val) for client in clients],
         [len(client.test) for client in clients],
+        [client.opted_out for client in clients],
     )
 
 
 def show_counts(counts: LabelCounts, notes: Sequence[str]) -> None:
     """The table: a column a class, by name or, where names are too wide, by number; else only how many."""
     columns = _columns(counts, console.out.width)
-    table = console.table(["client"], [*(columns or ["classes"]), "train", "val", "test"])
+    opting = any(counts.opted_out)
+    table = console.table(["client"], [*(columns or ["classes"]), "train", *["opted out"] * opting, "val", "test"])
     for k, client in enumerate(counts.clients):
         row = counts.train[k]
         cells = [str(n) if n else "·" for n in row] if columns else [str(int((row > 0).sum()))]
-        table.add_row(client, *cells, str(int(row.sum())), str(counts.val[k]), str(counts.test[k]))
+        out = [str(counts.opted_out[k])] * opting
+        table.add_row(client, *cells, str(int(row.sum())), *out, str(counts.val[k]), str(counts.test[k]))
     remarks = []
     if columns and columns != counts.classes:
         named = zip(columns, counts.classes, strict=True)
@@ -70,7 +82,7 @@ def show_counts(counts: LabelCounts, notes: Sequence[str]) -> None:
 def _columns(counts: LabelCounts, width: int) -> list[str]:
     """Headings of the class columns that fit; none where even numbers do not."""
     gap, digits = 2, max(len(str(counts.train.max())), 1)
-    rest = max(map(len, [*counts.clients, "client"])) + 3 * (6 + gap)
+    rest = max(map(len, [*counts.clients, "client"])) + 3 * (6 + gap) + (9 + gap) * any(counts.opted_out)
     for headings in (counts.classes, [str(i) for i in range(len(counts.classes))]):
         if rest + sum(max(len(heading), digits) + gap for heading in headings) <= width:
             return headings
