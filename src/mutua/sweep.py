@@ -35,7 +35,7 @@ from mutua.recipe import Recipe
 from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
 from mutua.runner import prepared
 from mutua.runs.execute import execute
-from mutua.runs.files import ASIDE, Lock, together
+from mutua.runs.files import ASIDE, Lock, plain, together
 from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.spec import PathLike, local_path
@@ -181,6 +181,7 @@ class Sweep:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Have the folder, new or of the same sweep, alone; it goes again where nothing came into it."""
+        plain(self.place)
         held = [path.name for path in self.place.iterdir()] if self.place.is_dir() else ["nothing"]
         # What a sweep leaves that was killed before it had written its first results.
         begun = all(name == "lock" or name.endswith(ASIDE) for name in held)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mutua import untrusted
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream, public
 from mutua.spec import local_path
@@ -65,6 +67,6 @@ def _read(path: Path) -> Any:
         raise InputError(f"topology: '{path}' is neither {', '.join(KINDS)} nor a file")
     readers = {".graphml": networkx.read_graphml, ".gml": networkx.read_gml}
     try:
-        return readers.get(path.suffix, networkx.read_edgelist)(path)
+        return readers.get(path.suffix, networkx.read_edgelist)(io.BytesIO(untrusted.read_bytes(path)))
     except Exception as error:  # each reader has errors of its own
         raise InputError(f"topology: {path} cannot be read as a graph ({error})") from None

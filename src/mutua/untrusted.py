@@ -11,16 +11,19 @@ import math
 import os
 import pickletools
 import re
+import stat
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, Any, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn
 
 import torch
 import yaml
 from torch import Tensor
+
+from mutua.errors import InputError
 
 ARRAYS = 16 * 2**30
 """The longest array file or message, in bytes. Reading one takes about twice its length of memory."""
@@ -38,20 +41,81 @@ DIGITS = 100
 """The longest number in YAML, in characters."""
 
 
+PACKED = 100
+"""How many times its length a packed data file may take, where that is more than `SMALL`."""
+SMALL = 2**30
+"""What a packed data file may take in any case, in bytes."""
+MOST = "MUTUA_MAX_DATA"
+"""The environment variable that sets the most memory that data may take, in GiB; else what the machine has."""
+
+
 class Unreadable(ValueError):
     """What cannot be read; it says what is wrong."""
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file, open for reading. A pipe or a device is refused: it might never end, or never begin."""
+    if not path.is_dir():
+        _only_file(path.stat().st_mode)
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # not waiting for a pipe put there just now
+    try:
+        file = os.fdopen(number, "rb")
+    except OSError:  # a folder
+        os.close(number)
+        raise
+    try:
+        _only_file(os.fstat(number).st_mode)
+    except Unreadable:
+        file.close()
+        raise
+    return file
+
+
+def _only_file(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise Unreadable("it is a pipe or a device, not a file")
+
+
+def room(takes: int, packed: int | None = None) -> None:
+    """Refuse data before it is unpacked: more than may be held, or far more than its file's length `packed`."""
+    gib = f"it takes {takes / 2**30:.1f} GiB of memory"
+    given = os.environ.get(MOST)
+    if given is not None:
+        if not re.fullmatch(r"\d+(\.\d+)?", given):
+            raise InputError(f"{MOST}: '{given}'; give a number of GiB")
+        if takes > float(given) * 2**30:
+            raise Unreadable(f"{gib}; {MOST} allows {given}")
+        return
+    if takes > _memory():
+        raise Unreadable(f"{gib}; this machine has {_memory() / 2**30:.1f}. To read it all the same set {MOST}")
+    if packed is not None and takes > max(SMALL, PACKED * packed):
+        raise Unreadable(f"{gib}, {takes // max(packed, 1)} times its length. To read it all the same set {MOST}")
+
+
+def _memory() -> int:
+    """What this machine has, or what a container may use of it."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return whole
+
+
 def text(path: Path, limit: int = TEXT) -> str:
     """A UTF-8 file that is not longer than the limit; `Unreadable` where it is none."""
-    with path.open("rb") as file:
+    try:
+        return read_bytes(path, limit).decode()
+    except UnicodeDecodeError:
+        raise Unreadable("it is not a text file") from None
+
+
+def read_bytes(path: Path, limit: int = TEXT) -> bytes:
+    """A file that is not longer than the limit."""
+    with opened(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise Unreadable(f"it has more than {limit} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise Unreadable("it is not a text file") from None
+    return data
 
 
 # JSON
@@ -201,7 +265,7 @@ def arrays(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
 def array_file(path: Path) -> dict[str, Tensor]:
     """The named arrays of a safetensors file or, for any other ending, of a torch state_dict file."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             if os.fstat(file.fileno()).st_size > ARRAYS:
                 raise Unreadable(f"it has more than {ARRAYS} bytes")
             if path.suffix != ".safetensors":

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import pickle
 import tarfile
+import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
+from mutua import untrusted
 from mutua.errors import InputError
 from mutua.spec import PathLike, local_path
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
+"""What an image may be, whatever its name: Pillow alone would hand PostScript to Ghostscript."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +110,31 @@ def _mask(path: PathLike, held: dict[str, np.ndarray], key: str, x: str) -> np.n
 def npz_file(path: PathLike) -> dict[str, np.ndarray]:
     """Every array of an array file, by name."""
     path = local_path(path, "path")
-    with _reading(path, "a readable array file (.npz)"), path.open("rb") as opened:
-        if opened.read(2) not in (b"PK", b"\x93N"):  # else NumPy would speak of pickles
-            raise ValueError("it does not begin like one")
-        opened.seek(0)
-        file = np.load(opened, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
+    with _reading(path, "a readable array file (.npz)"), untrusted.opened(path) as opened:
+        first = opened.read(2)
+        if first == b"\x93N":
             raise InputError(f"{path}: a single array; give an .npz with x and y (numpy.savez)")
-        with file:
+        if first != b"PK":  # else NumPy would speak of pickles
+            raise ValueError("it does not begin like one")
+        _check_sizes(opened)
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
+
+
+def _check_sizes(file: BinaryIO) -> None:
+    """Refuse, before anything is unpacked, arrays that take too much or are said to be more than is stored."""
+    heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with zipfile.ZipFile(file) as held:
+        untrusted.room(sum(entry.file_size for entry in held.infolist()), os.fstat(file.fileno()).st_size)
+        for entry in held.infolist():
+            with held.open(entry) as stored:
+                head = heads.get(np.lib.format.read_magic(stored))
+                if head is None:
+                    raise ValueError(f"'{entry.filename}' is not a plain array")
+                shape, _, dtype = head(stored)
+            if not dtype.hasobject and prod(shape) * dtype.itemsize > entry.file_size:
+                raise ValueError(f"'{entry.filename}' is said to be {shape}, which is more than it holds")
 
 
 def idx(folder: Path) -> Arrays:
@@ -130,19 +152,26 @@ def _idx_file(plain: Path) -> np.ndarray:
     path = plain if plain.is_file() else zipped
     if not path.is_file():
         raise InputError(f"{plain}: missing, with or without .gz; get the set's other IDX files too")
-    with _reading(path, "a whole IDX file"):
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
+    with _reading(path, "a whole IDX file"), untrusted.opened(path) as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        length = os.fstat(file.fileno()).st_size
+        file.seek(0)
+        stream = gzip.GzipFile(fileobj=file) if packed else file
         dims = 3 if "idx3" in plain.name else 1
-        magic = bytes([0, 0, 8, dims])
-        if raw[:4] != magic:
-            raise ValueError(f"it starts with {raw[:4].hex(' ')}, not {magic.hex(' ')}")
-        start = 4 + 4 * dims
-        shape = tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4))
-        if len(raw) != start + prod(shape):
-            raise ValueError(f"{len(raw)} bytes, where its head promises {start + prod(shape)}")
-        return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
+        magic, start = bytes([0, 0, 8, dims]), 4 + 4 * dims
+        head = stream.read(start)
+        if head[:4] != magic:
+            raise ValueError(f"it starts with {head[:4].hex(' ')}, not {magic.hex(' ')}")
+        shape = tuple(int.from_bytes(head[i : i + 4], "big") for i in range(4, start, 4))
+        takes = prod(shape)
+        if packed:
+            untrusted.room(takes, length)
+        elif length != start + takes:
+            raise ValueError(f"{length} bytes, where its head promises {start + takes}")
+        raw = stream.read(takes + 1)
+        if len(raw) != takes:
+            raise ValueError(f"{'more' if len(raw) > takes else 'fewer'} bytes than its head promises")
+        return np.frombuffer(raw, np.uint8).reshape(shape).copy()
 
 
 # Training files, test file, class names: CIFAR-10 and CIFAR-100 as published for Python, then as binary.
@@ -169,10 +198,19 @@ def cifar(path: Path) -> Arrays:
 
 def _members(path: Path, wanted: set[str]) -> dict[str, bytes]:
     if path.is_dir():
-        return {file.name: file.read_bytes() for file in path.iterdir() if file.name in wanted}
-    with tarfile.open(path) as archive:
-        files = ((Path(member.name).name, archive.extractfile(member)) for member in archive if member.isfile())
-        return {name: file.read() for name, file in files if file and name in wanted}
+        found = {file.name: file for file in path.iterdir() if file.name in wanted}
+        untrusted.room(sum(file.stat().st_size for file in found.values()))
+        return {name: untrusted.read_bytes(file, file.stat().st_size) for name, file in found.items()}
+    held, takes = {}, 0
+    with untrusted.opened(path) as packed, tarfile.open(fileobj=packed) as archive:
+        length = os.fstat(packed.fileno()).st_size
+        for member in archive:
+            name = Path(member.name).name
+            if member.isfile() and name in wanted and (file := archive.extractfile(member)):
+                takes += member.size
+                untrusted.room(takes, length)
+                held[name] = file.read()
+    return held
 
 
 def _batches(names: list[str], held: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -311,7 +349,7 @@ def _lists(
 def _list_file(path: Path, position: dict[str, int], classes: tuple[str, ...]) -> Iterator[int]:
     """The positions of the images that a file lists: one a line, and its label, which counts from 1."""
     with _reading(path, "a list of this folder's images and their labels"):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(untrusted.text(path).splitlines(), start=1):
             if not line.strip():
                 continue
             image, _, label = line.strip().rpartition(" ")
@@ -348,9 +386,11 @@ def _pictures(
         raise InputError(f"{folder}: images of {len(sizes)} sizes, {common} ...; give image_size to resize them")
     width, height = (image_size, image_size) if image_size else next(iter(sizes))
     channels = 1 if mode == "L" else 3
+    with _reading(folder, "a folder of images that fit"):
+        untrusted.room(max(len(paths) * width * height, *(w * h for w, h in sizes)) * channels)
     x = np.empty((len(paths), channels, height, width), np.uint8)
     for i, path in enumerate(paths):
-        with _reading(path, "a whole image"), Image.open(path) as image:
+        with _image(path, "a whole image") as image:
             if image.size != (width, height):
                 # A JPEG several times too large is decoded at a fraction of its size: many times quicker.
                 image.draft(mode, (2 * width, 2 * height))
@@ -380,11 +420,21 @@ def _listing(folder: Path) -> dict[str, dict[str, list[Path]]]:
 def _contents(folder: Path) -> tuple[list[Path], list[Path]]:
     """Images and folders in a folder, by name, without hidden ones and macOS's `__MACOSX`."""
     held = sorted((p for p in folder.iterdir() if not p.name.startswith((".", "__"))), key=lambda p: p.name)
-    return [p for p in held if p.suffix.lower() in IMAGES and p.is_file()], [p for p in held if p.is_dir()]
+    folders = {p for p in held if p.is_dir()}
+    return [p for p in held if p.suffix.lower() in IMAGES and p not in folders], [p for p in held if p in folders]
 
 
 def _head(path: Path) -> tuple[tuple[int, int], str]:
-    with _reading(path, "an image"), Image.open(path) as image:
+    with _image(path, "an image") as image:
         if image.mode[0] in "IF":
             raise ValueError(f"pixels of mode {image.mode}, more than 8 bits a channel")
         return image.size, image.mode
+
+
+@contextmanager
+def _image(path: Path, what: str) -> Iterator[Image.Image]:
+    """An image whose pixels are not yet read."""
+    with _reading(path, what), untrusted.opened(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what images take together is checked
+        with Image.open(file, formats=FORMATS) as image:
+            yield image

@@ -103,14 +103,19 @@ def reason(error: Exception) -> str:
 
 
 def plain(folder: Path) -> None:
-    """Refuse a run's folder that has more in it than files and folders: a link may lead anywhere."""
+    """Refuse a run's folder that has more in it than files and folders of its own: a link may lead anywhere.
+
+    A file of two names is a link too: what is written or cut here would be so wherever the other name is.
+    """
     for at, folders, names in os.walk(folder):
         for path in (Path(at, name) for name in [*folders, *names]):
             try:
-                mode = path.lstat().st_mode
+                found = path.lstat()
             except FileNotFoundError:  # a run that is at work has renamed or removed it
                 continue
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                raise InputError(f"RUN: {path} is a hard link; copy the folder (cp -r), and use the copy")
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
                 raise InputError(f"RUN: {path} is a link or a device; a run's folder holds files and folders only")
 
 
