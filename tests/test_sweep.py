@@ -337,3 +337,14 @@ def test_alone_is_the_same_data_and_the_nearest_cell(
     other = [cell for cell in expand(tiny, grid) if tuple(cell[0].labels.values())[::2] != ("alone", "30")]
     lonely = next(r for r in Sweep(tmp_path, other, [0]).runs if r.cell.labels["data.samples_per_client"] == "30")
     assert Sweep(tmp_path, other, [0]).alone(lonely) is None
+
+
+def test_a_link_in_a_comparisons_folder_is_refused(gridded: Command, tmp_path: Path) -> None:
+    """Its lock, a link, had the file that it leads to cut to nothing."""
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "lock").symlink_to(outside)
+    done = gridded("compare", "grid.yaml", "--seeds", "0", "--out", "out")
+    assert done.code == 2 and "out/lock is a link or a device" in done.err
+    assert outside.read_text() == "precious"

@@ -16,11 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._utils import _rebuild_meta_tensor_no_storage, _rebuild_tensor_v2
 
 from mutua import untrusted
+from mutua.data.sources import load
 from mutua.errors import InputError, MutuaError, Refused
 from mutua.message import Message
 from mutua.models import Architecture, architecture
@@ -320,6 +322,26 @@ def test_links_and_pipes_are_refused_and_nothing_outside_is_touched(run: Path, n
         with pytest.raises(InputError, match=f"{name} is a link or a device; a run's folder holds files"):
             look(run)
     assert {p: p.read_bytes() for p in [outside, *outside.rglob("*")] if p.is_file()} == before
+
+
+@pytest.mark.parametrize("name", [name for name in LINKED if name != "checkpoints/clients"])
+def test_hard_links_are_links(run: Path, name: str) -> None:
+    """A file of two names: what resuming cuts off here would be gone there."""
+    outside = run.parent / "outside"
+    os.link(run / name, outside)
+    before = outside.read_bytes()
+    for look in (RunFolder, RunFolder.open, Overview.of, RunFolder.resume):
+        with pytest.raises(InputError, match=f"{name} is a hard link; copy the folder"):
+            look(run)
+    assert outside.read_bytes() == before
+
+
+def test_data_may_be_a_link(tmp_path: Path) -> None:
+    """Data is only read, and is often kept once for many folders."""
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3), np.float32), y=np.arange(4))
+    os.link(tmp_path / "a.npz", tmp_path / "b.npz")
+    (tmp_path / "c.npz").symlink_to(tmp_path / "a.npz")
+    assert [len(load("arrays", path=tmp_path / name).train) for name in ("b.npz", "c.npz")] == [4, 4]
 
 
 def test_a_link_to_a_runs_folder_is_fine(run: Path) -> None:

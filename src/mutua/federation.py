@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mutua.data.public import Public
-from mutua.data.samples import Preprocess, Samples, known_classes, together, undeclared
+from mutua.data.samples import Layout, Preprocess, Samples, known_classes, together, undeclared
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError, MutuaError, place
 from mutua.explain import checked
@@ -154,7 +155,7 @@ class Federation:
                 object.__setattr__(self, "public", replace(self.public, parts=parts))
 
     def _class_lists(self) -> dict[str, tuple[str, ...]]:
-        """By client, what it labels by: all classes with a whole global, else its own, alike where the sets are."""
+        """By client, what it labels by: all classes with a whole global, else its own, alike if the sets are."""
         if not self.partial:
             return dict.fromkeys([client.id for client in self.clients], self.classes)
         own = {c.id: c.known_classes if self._opting else c.train.classes for c in self._in_order}
@@ -239,6 +240,8 @@ class Federation:
         domain: Any = None,
         opted_out: Any = None,
         preprocess: Preprocess | None = None,
+        layout: Layout | None = None,
+        channels: int | None = None,
         split: Split | Mapping[str, Any] | None = None,
         samples_per_client: int | None = None,
         test_samples: int | None = None,
@@ -247,16 +250,20 @@ class Federation:
 
         `models` is one model for all or one a client: a name, a factory or class, or an `nn.Module`.
         Without `test` a stratified part of the data is set aside (`split`). `opted_out` is true for each sample
-        that is kept out of the federation.
+        that is kept out of the federation. `layout` says where the channels are, where their number does not;
+        `channels` 3 makes grey images RGB.
         """
         if y is None:
             raise InputError("y: missing; give the labels; a torch Dataset, which has both, goes to from_samples")
         if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
             raise InputError(f"test: a {type(test).__name__}; give two arrays, (x_test, y_test)")
-        train = Samples.of(x, y, classes=classes, domain=domain, opted_out=opted_out, preprocess=preprocess)
+        read: Any = {"preprocess": preprocess, "layout": layout, "channels": channels}
+        train = Samples.of(x, y, classes=classes, domain=domain, opted_out=opted_out, **read)
         given = None
         if test is not None:
-            given = Samples.of(*test, classes=train.classes, preprocess=train.preprocess, name="test")
+            given = Samples.of(
+                *test, classes=train.classes, name="test", **{**read, "preprocess": train.preprocess}
+            )
             given = replace(given, declared=train.declared)
         return cls.from_samples(
             train,
@@ -375,8 +382,12 @@ class Federation:
         common = test if self.test is None else self.test.relabelled(self.classes)
         return Federation((Client("pooled", train, val, common, model),), model, common, self.notes)
 
-    def check(self, needs_global: bool) -> None:
-        """Refuse models that cannot be built or do not fit their client's data, before anything runs."""
+    def check(self, needs_global: bool) -> tuple[str, ...]:
+        """Refuse models that cannot be built or do not fit their client's data, before anything runs.
+
+        What is allowed but may be a mistake is given as notes.
+        """
+        notes = [*_empty_classes(self.clients), *_unscaled(self.clients)]
         if needs_global and self.global_model is None:
             raise InputError("models.global: missing; this method shares a global model, so name its architecture")
         seen: set[tuple[Any, ...]] = set()
@@ -390,7 +401,12 @@ class Federation:
                 if key in seen:
                     continue
                 seen.add(key)
-                module = _tried(client, role, architecture)
+                module, scores = _tried(client, role, architecture)
+                if scores.shape[1] > 1 and bool(_probable(scores)):
+                    notes.append(
+                        f"client {client.id}: {role} {architecture.label} gives probabilities; mutua takes scores "
+                        "(logits) and makes probabilities of them itself: leave out its last softmax"
+                    )
                 if role == "model":
                     continue
                 self._check_head(module, architecture)
@@ -404,6 +420,7 @@ class Federation:
                             f"{tuple(shape)} for its data, {tuple(reference.get(name, ()))} for the others'; "
                             "share less of the model (models.global.share) or give all inputs one size"
                         )
+        return tuple(notes)
 
     def _check_head(self, module: torch.nn.Module, architecture: Architecture) -> None:
         """Refuse a head shared by different classes: its rows would be merged by position, not by name."""
@@ -424,7 +441,45 @@ def build(architecture: Architecture, client: Client, seed: int, classes: int | 
     return architecture.build(channels=samples.channels, size=samples.size, classes=classes, seed=seed)
 
 
-def _tried(client: Client, role: str, architecture: Architecture) -> torch.nn.Module:
+def _empty_classes(clients: Sequence[Client]) -> list[str]:
+    """Classes of which nobody has a sample: a gap in the labels, perhaps, or one name too many."""
+    counts: Counter[str] = Counter()
+    for client in clients:
+        counts.update(dict.fromkeys(client.task.classes, 0))
+        for samples in (client.train, client.val, client.test):
+            counts.update(dict(zip(samples.classes, samples.counts().tolist(), strict=True)))
+    empty = [name for name, count in counts.items() if not count]
+    if not empty:
+        return []
+    named = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
+    return [f"no client has a sample of {len(empty)} of {len(counts)} classes: {named}"]
+
+
+def _unscaled(clients: Sequence[Client]) -> list[str]:
+    """Images whose values look like bytes but are not: they are not scaled, as bytes are."""
+    told = []
+    for client in clients:
+        x = client.train.x
+        if x.dim() != 4 or x.dtype == torch.uint8 or client.train.preprocess != Preprocess():
+            continue
+        low, high = float(x.min()), float(x.max())
+        if low >= 0 and 127 < high <= 255:
+            told.append(client.id)
+    if not told:
+        return []
+    who = ", ".join(told[:10]) + (", ..." if len(told) > 10 else "")
+    return [
+        f"{who}: pixels from 0 to 255 that are not bytes are used as they are, not scaled; give bytes (uint8), "
+        "divide by 255, or give a preprocess"
+    ]
+
+
+def _probable(scores: Tensor) -> Tensor:
+    """Whether rows are probabilities already."""
+    return (scores >= 0).all() & ((scores.double().sum(1) - 1).abs() < 1e-4).all()
+
+
+def _tried(client: Client, role: str, architecture: Architecture) -> tuple[torch.nn.Module, Tensor]:
     """Build it and pass two samples through: a model that cannot take its client's data is said so at once."""
     what = f"client {client.id}: {role} {architecture.label}"
     try:
@@ -443,7 +498,7 @@ def _tried(client: Client, role: str, architecture: Architecture) -> torch.nn.Mo
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != expected:
         found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
         raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score a class")
-    return module
+    return module, out
 
 
 def _reason(error: Exception) -> str:

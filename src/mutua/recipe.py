@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -21,6 +21,7 @@ from pydantic import (
 
 from mutua import untrusted
 from mutua.data.partitions import IID, Partition, dealt_by
+from mutua.data.samples import Layout
 from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
@@ -49,6 +50,8 @@ class Data(_Section):
     path: Path | None = None
     image_size: int | None = Field(None, ge=1)
     classes: tuple[str, ...] | None = Field(None, min_length=1)
+    layout: Layout | None = None
+    channels: Literal[3] | None = None
     samples_per_client: int | None = Field(None, ge=1)
     test_samples: int | None = Field(None, ge=1)
     split: Split = Field(default_factory=Split)
@@ -67,6 +70,7 @@ class Data(_Section):
         """The samples, loaded; `at` is where in the recipe this stands, and a path counts from where you are."""
         mask = None if opt_out is None else opt_out.mask
         given: dict[str, Any] = {"path": self.path, "image_size": self.image_size, "classes": self.classes}
+        given |= {"layout": self.layout, "channels": self.channels}
         try:
             return load(self.name, data_dir=data_dir, mask=mask, **given)
         except InputError as error:
@@ -231,7 +235,8 @@ class Recipe(Plan):
         parts: dict[str, ClientData] = {}
         notes: list[str] = []
         for data, members in groups.items():
-            ids, key = sorted(members), (data.name, data.path, data.image_size, data.classes)
+            ids = sorted(members)
+            key = data.name, data.path, data.image_size, data.classes, data.layout, data.channels
             at, who = f"clients.{ids[0]}.data", ", ".join(ids)
             if key in sources:
                 notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")

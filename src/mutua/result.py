@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mutua.data.samples import Samples
+from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
 from mutua.history import SELECTIONS, History, Selection
@@ -54,7 +54,12 @@ class Predictor:
         """Class probabilities (N, classes) for inputs as the client stores them (bytes for images)."""
         template = self.samples
         given = Samples.of(
-            x, torch.zeros(len(x)), classes=template.classes, preprocess=template.preprocess, name="x"
+            x,
+            torch.zeros(len(x)),
+            classes=template.classes,
+            preprocess=template.preprocess,
+            name="x",
+            **fitting(np.shape(x), template.x.shape[1:]),
         )
         expect(template, given, "x")
         return probabilities(self.model, given, Task(template.classes))

@@ -100,7 +100,8 @@ def run(
 def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
     """The federation as the method sees it; what could not run is refused here, before anything has."""
     federation = method.arrange(federation)
-    federation.check(method.needs_global)
+    remarks = federation.check(method.needs_global)
+    federation = replace(federation, notes=(*federation.notes, *remarks)) if remarks else federation
     if plan.privacy is not None:
         shared = federation.global_model if method.needs_global else None
         plan.privacy.check(method, shared is not None and batch_normed(build(shared, federation.clients[0], 0)))

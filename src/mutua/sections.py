@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mutua.data import formats
 from mutua.data.public import Public, carve
-from mutua.data.samples import Samples, together
+from mutua.data.samples import Samples, fitting, together
 from mutua.data.splits import ClientData
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
@@ -83,6 +83,7 @@ class PublicSet(Spec):
             classes=template.classes if labels is None else names,
             preprocess=template.preprocess,
             name=str(self.path),
+            **fitting(held["x"].shape, template.x.shape[1:]),
         )
         if samples.x.shape[1:] != template.x.shape[1:] or samples.x.dtype != template.x.dtype:
             raise InputError(

@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from mutua import untrusted
+from mutua.data.samples import Layout
 from mutua.errors import InputError
 from mutua.spec import PathLike, local_path
 
@@ -47,6 +48,10 @@ class Arrays:
     opted_out_test: np.ndarray | None = None
     by_folder: bool = False
     """Whether the classes are the names of folders, which are there because samples are."""
+    layout: Layout | None = None
+    """Where the channels are, where that is known."""
+    channels: int | None = None
+    """How many are wanted."""
 
 
 @contextmanager
@@ -193,7 +198,8 @@ def cifar(path: Path) -> Arrays:
         missing = [name for name in (*train, test, meta) if name not in held]
         if missing:
             raise ValueError(f"without {', '.join(missing)}")
-        return Arrays(*_batches(train, held), *_batches([test], held), _class_names(meta, held[meta]))
+        images = *_batches(train, held), *_batches([test], held)
+        return Arrays(*images, _class_names(meta, held[meta]), layout="channels-first")
 
 
 def _members(path: Path, wanted: set[str]) -> dict[str, bytes]:
@@ -297,6 +303,7 @@ def images(folder: Path, image_size: int | None = None, mask: str | None = None)
         lists=lists,
         opted_out=opted_out,
         by_folder=True,
+        layout="channels-first",
     )
 
 
@@ -312,7 +319,7 @@ def _opted_out(folder: Path, name: str, images: list[Path]) -> np.ndarray:
     position = {image.relative_to(folder).as_posix(): i for i, image in enumerate(images)}
     out = np.zeros(len(images), dtype=bool)
     with _reading(path, "a list of this folder's images"):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(untrusted.text(path).splitlines(), start=1):
             if image := line.strip():
                 if image not in position:
                     raise ValueError(f"line {number}: there is no image '{image}' in {folder}")

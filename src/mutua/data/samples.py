@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor
 
 from mutua.errors import InputError
 from mutua.text import several, some
+
+Layout = Literal["channels-first", "channels-last"]
+MOST_NUMBERED = 100_000
+"""So many classes or domains may go by their numbers; more must be named."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +123,16 @@ class Samples:
         domain: Any = None,
         domains: Sequence[str] = (),
         opted_out: Any = None,
+        layout: Layout | None = None,
+        channels: int | None = None,
         name: str = "data",
     ) -> Samples:
         """Samples of arrays or tensors, checked: `x` (N,H,W), (N,H,W,C), (N,C,H,W) or (N,features).
 
-        `opted_out` is true for each sample that is kept out of the federation.
+        `opted_out` is true for each sample that is kept out of the federation. `layout` says where channels are,
+        if their number does not; `channels` 3 makes grey images RGB.
         """
-        made = _check(x, y, classes, preprocess, domain, domains, name)
+        made = _check(x, y, classes, preprocess, domain, domains, layout, channels, name)
         if classes is None:
             made = replace(made, declared=())
         return made if opted_out is None else replace(made, opted_out=_mask(opted_out, len(made), name))
@@ -221,6 +229,8 @@ def _check(
     preprocess: Preprocess | None,
     domain: Any,
     domains: Sequence[str],
+    layout: Layout | None,
+    channels: int | None,
     name: str,
 ) -> Samples:
     labels = np.asarray(y)
@@ -238,10 +248,9 @@ def _check(
         raise InputError(f"{name}.y: shape {tuple(yt.shape)} for {len(xt)} inputs; give one label a sample")
     if len(xt) == 0:
         raise InputError(f"{name}: no samples; it needs at least one")
-    if xt.dim() == 3:
-        xt = xt[:, None]
-    elif xt.dim() == 4 and xt.shape[3] in (1, 3, 4) and xt.shape[1] not in (1, 3, 4):
-        xt = xt.permute(0, 3, 1, 2)
+    if 0 in xt.shape:
+        raise InputError(f"{name}.x: shape {tuple(xt.shape)}: samples without values; give at least one each")
+    xt = _with_channels(_channels_first(xt, layout, name), channels, name)
     if xt.dtype != torch.uint8:
         if not (xt.dtype.is_floating_point or xt.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)):
             raise InputError(f"{name}.x: values of type {xt.dtype}; give bytes (0 to 255) or floating numbers")
@@ -259,12 +268,17 @@ def _check(
     if classes is None:
         if low < 0:
             raise InputError(f"{name}.y: label {low}; labels count from 0")
+        if high >= MOST_NUMBERED:
+            raise InputError(
+                f"{name}.y: label {high}; without names there are at most {MOST_NUMBERED:,} classes: number "
+                "the labels from 0 on without gaps, or name the classes"
+            )
         classes = [str(i) for i in range(high + 1)]
     if isinstance(classes, str) or not isinstance(classes, Iterable):
         raise InputError(f"{name}.classes: {classes!r}; give a list of names, such as ['cat', 'dog']")
     classes = tuple(str(c) for c in classes)
     if len(set(classes)) != len(classes):
-        twice = next(c for c in classes if classes.count(c) > 1)
+        twice = Counter(classes).most_common(1)[0][0]
         raise InputError(f"{name}.classes: '{twice}' is named twice; class names must differ")
     if low < 0 or high >= len(classes):
         bad = low if low < 0 else high
@@ -286,6 +300,57 @@ def _check(
     )
 
 
+def layout_of(shape: Sequence[int]) -> Layout | None:
+    """Where (N, a, b, c) has its channels: there are 1, 3 or 4, or images are square. None where both could be."""
+    _, a, b, c = shape
+    first, last = ((n in (1, 3, 4), square) for n, square in ((a, b == c), (c, a == b)))
+    if first > last or (a, b, c) == (1, 1, 1):
+        return "channels-first"
+    return "channels-last" if last > first and last[0] and not first[1] else None
+
+
+def fitting(shape: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
+    """How x of this shape is to be read for a model whose inputs are `wanted`, (C, H, W): layout and channels."""
+    if len(wanted) != 3 or len(shape) not in (3, 4):
+        return {}
+    channels, *sides = wanted
+    found: dict[str, Any] = {"channels": 3} if channels == 3 else {}
+    allowed = {channels, 1} if found else {channels}
+    if len(shape) == 4:
+        layouts = {"channels-first": (shape[1], shape[2:]), "channels-last": (shape[3], shape[1:3])}
+        fit = [name for name, (n, rest) in layouts.items() if n in allowed and list(rest) == sides]
+        if not fit:
+            return {}  # what is wrong is said when it is compared
+        found["layout"] = fit[0]
+    return found
+
+
+def _channels_first(x: Tensor, layout: Layout | None, name: str) -> Tensor:
+    """Images as (N, C, H, W); other samples as they are."""
+    if layout is not None and (x.dim() != 4 or layout not in get_args(Layout)):
+        ways = " or ".join(get_args(Layout))
+        raise InputError(f"{name}.layout: '{layout}' for x of {tuple(x.shape)}; it is {ways}, of four dimensions")
+    if x.dim() != 4:
+        return x[:, None] if x.dim() == 3 else x
+    layout = layout or layout_of(x.shape)
+    if layout is None:
+        raise InputError(
+            f"{name}.x: shape {tuple(x.shape)}: which of them are the channels cannot be told; "
+            "give layout: channels-last or channels-first"
+        )
+    return x.permute(0, 3, 1, 2) if layout == "channels-last" else x
+
+
+def _with_channels(x: Tensor, channels: int | None, name: str) -> Tensor:
+    """Grey images as RGB where that is asked for: a grey site among coloured ones."""
+    if channels is None or (x.dim() == 4 and x.shape[1] == channels):
+        return x
+    if x.dim() != 4 or channels != 3 or x.shape[1] != 1:
+        held = f"images of {x.shape[1]} channels" if x.dim() == 4 else "plain features"
+        raise InputError(f"{name}.channels: {channels} for {held}; only grey images can be changed, to 3 channels")
+    return x.expand(-1, 3, -1, -1)
+
+
 def _domains(given: Any, names: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:
     """Indices of domains and their names; domains may be given by name, then they are numbered by name."""
     held = np.asarray(given)
@@ -299,4 +364,9 @@ def _domains(given: Any, names: Sequence[str], where: str) -> tuple[Tensor, tupl
     if held.dtype.kind not in "iub" or not held.size:
         raise InputError(f"{where}.domain: values of type {held.dtype}; give names, or whole numbers from 0 on")
     index = torch.as_tensor(held).long()
+    if not names and int(index.max()) >= MOST_NUMBERED:
+        raise InputError(
+            f"{where}.domain: {int(index.max())}; without names there are at most {MOST_NUMBERED:,}: number "
+            "them from 0 on without gaps, or name the domains"
+        )
     return index, tuple(str(name) for name in names) or tuple(str(i) for i in range(int(index.max()) + 1))

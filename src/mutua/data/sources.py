@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import platformdirs
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from mutua.data import formats
 from mutua.data.formats import Arrays
-from mutua.data.samples import Preprocess, Samples
+from mutua.data.samples import Layout, Preprocess, Samples, fitting
 from mutua.errors import InputError, suggest
 from mutua.spec import PathLike, local_path, whole_number
 
@@ -213,19 +214,27 @@ def load(
     image_size: int | None = None,
     classes: Sequence[str] | None = None,
     mask: str | None = None,
+    layout: Layout | None = None,
+    channels: int | None = None,
+    fits: Sequence[int] = (),
 ) -> Source:
     """A known set by name, or `arrays` (path of an .npz) or `folder` (path of a folder of images).
 
     `classes` declares the classes: by name where the set names its own, else in the order of the labels.
     `mask` names what is opted out: an array of the .npz, or a list file in the folder.
+    `layout` says where arrays have their channels, if their number does not; `channels` 3 makes grey images RGB.
+    Where `fits` is the shape of a model's inputs, data is read as that model takes it.
     """
+    if layout is not None and name != "arrays":
+        raise InputError(f"layout: {layout} is for data 'arrays'; '{name}' says itself where its channels are")
     if image_size is not None:
         image_size = whole_number(image_size, "image_size")
     if name in GIVEN:
         if path is None:
             raise InputError(f"path: missing; data '{name}' needs the path of its {_kind(name)}")
         arrays = _read(name, GIVEN[name], local_path(path, "path"), image_size, mask)
-        return _source(name, arrays, image_size, declared=classes)
+        given: Any = {"layout": layout or arrays.layout, "channels": channels, **fitting(arrays.x.shape, fits)}
+        return _source(name, replace(arrays, **given), image_size, declared=classes)
     if name not in KNOWN:
         raise InputError(f"data: '{name}' is not known; {suggest(str(name), [*KNOWN, *GIVEN])}")
     if path is not None:
@@ -235,7 +244,7 @@ def load(
     if place is None:
         tried = ", ".join(place.path for place in known.places)
         raise InputError(f"data: {name} is not in {folder} (looked for {tried}); to get it: {known.how}")
-    arrays = _read(name, place.read, folder / place.path, image_size, mask)
+    arrays = replace(_read(name, place.read, folder / place.path, image_size, mask), channels=channels)
     source = _source(name, arrays, image_size, known, classes)
     return replace(source, note=place.note or source.note)
 
@@ -296,15 +305,20 @@ def _as_read(
     name: str, arrays: Arrays, image_size: int | None, known: Known | None, classes: Sequence[str] | None
 ) -> tuple[Samples, Samples | None]:
     preprocess = known.preprocess if known else None
+    read: Any = {
+        "classes": classes,
+        "preprocess": preprocess,
+        "layout": arrays.layout,
+        "channels": arrays.channels,
+    }
     train = Samples.of(
         arrays.x,
         arrays.y,
-        classes=classes,
-        preprocess=preprocess,
         domain=arrays.domain,
         domains=arrays.domains,
         opted_out=arrays.opted_out,
         name=name,
+        **read,
     )
     if preprocess and (train.x.dtype != torch.uint8 or len(preprocess.mean) not in (1, train.channels)):
         held = f"{train.channels} channels of {str(train.x.dtype).removeprefix('torch.')}"
@@ -314,10 +328,9 @@ def _as_read(
     test = Samples.of(
         arrays.x_test,
         arrays.y_test,
-        classes=classes,
-        preprocess=preprocess,
         opted_out=arrays.opted_out_test,
         name=f"{name}.test",
+        **read,
     )
     if test.x.shape[1:] != train.x.shape[1:] or test.x.dtype != train.x.dtype:
         shapes = f"{tuple(test.x.shape[1:])} {test.x.dtype}, not {tuple(train.x.shape[1:])} {train.x.dtype}"

@@ -149,6 +149,7 @@ def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
             "folder" if data.is_dir() else "arrays",
             path=data,
             image_size=shared.image_size if data.is_dir() else None,
+            fits=shared.card.input,
         )
     except InputError as error:
         raise InputError(f"--data: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from mutua.data import formats, sources
-from mutua.data.samples import Samples
+from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
 from mutua.result import expect
 from mutua.runs.files import to_json
@@ -53,7 +54,7 @@ def predict(model: SavedModel, path: PathLike) -> Predictions:
     """What the model says of the samples in an .npz file or a folder of images (resized to its input)."""
     predictor = model.predictor()
     try:
-        samples, truth, names = _read(local_path(path, "path"), model.image_size)
+        samples, truth, names = _read(local_path(path, "path"), model.image_size, model.card.input)
     except InputError as error:
         raise InputError(f"--data: {error}") from None
     expect(model.template, samples, "--data")
@@ -65,24 +66,29 @@ def predict(model: SavedModel, path: PathLike) -> Predictions:
     return Predictions(names, predictor.classes, found, labels, right)
 
 
-def _read(path: Path, image_size: int | None) -> tuple[Samples, list[str] | None, list[str]]:
+def _read(
+    path: Path, image_size: int | None, wanted: Sequence[int]
+) -> tuple[Samples, list[str] | None, list[str]]:
     """Samples, the names of their labels where they have any, and their own names: files' or numbers."""
     if path.is_dir():
         names = [str(file.relative_to(path)) for file in formats.image_files(path)]
         if (plain := formats.plain_images(path, image_size)) is not None:
-            return Samples.of(plain, np.zeros(len(plain)), name=str(path)), None, names
-        samples = sources.load("folder", path=path, image_size=image_size).train
+            read = fitting(plain.shape, wanted)
+            return Samples.of(plain, np.zeros(len(plain)), name=str(path), **read), None, names
+        samples = sources.load("folder", path=path, image_size=image_size, fits=wanted).train
     else:
         held = formats.npz_file(path)
         key = next((key for key in ("x", "x_test") if key in held), None)
         if key is None:
             raise InputError(f"{path} has no array 'x' or 'x_test' (it has {', '.join(held) or 'none'})")
-        names = [str(i) for i in range(len(np.atleast_1d(held[key])))]
-        labels = held.get(key.replace("x", "y", 1))
+        x, labels = held[key], held.get(key.replace("x", "y", 1))
+        if 0 in x.shape[1:]:  # which takes no room, however many there are said to be
+            raise InputError(f"{path}: x: shape {x.shape}: samples without values")
+        names, read = [str(i) for i in range(len(np.atleast_1d(x)))], fitting(x.shape, wanted)
         if labels is None:
-            return Samples.of(held[key], np.zeros(len(names)), name=str(path)), None, names
+            return Samples.of(x, np.zeros(len(names)), name=str(path), **read), None, names
         classes = None if (found := held.get("classes")) is None else found.tolist()
-        samples = Samples.of(held[key], labels, classes=classes, name=str(path))
+        samples = Samples.of(x, labels, classes=classes, name=str(path), **read)
     return samples, [samples.classes[i] for i in samples.y.tolist()], names
 
 
