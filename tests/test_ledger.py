@@ -12,8 +12,9 @@ import torch
 from mutua.errors import Refused, RunError
 from mutua.federation import Federation
 from mutua.ledger import Entry, Ledger, may_leave
-from mutua.message import Kind, Message, Part, count, weights
+from mutua.message import NUMBERS, Kind, Message, Part, count, weights
 from mutua.methods import FML, FedAvg, Independent
+from mutua.rounds import Rejected
 
 MEME = weights({"body.weight": torch.zeros(2, 3), "body.bias": torch.zeros(2)})
 BRIEF = Message(**{"global": MEME})
@@ -159,3 +160,89 @@ def test_a_method_that_leaks_is_stopped_at_the_client_and_nothing_is_kept(
     assert named in str(refused.value)
     assert [commit.round for commit in run.engine.stores["a"].commits] == [0]
     assert run.ledger.bytes("up") == 0
+
+
+# Whole numbers
+
+
+NORMED = {
+    "body.weight": torch.zeros(2, 3),
+    "norm.num_batches_tracked": torch.tensor(3),
+    "norm.mask": torch.tensor([True, False]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "said"),
+    [
+        ("norm.num_batches_tracked", torch.tensor(1000), "may not leave; whole numbers go back as they came"),
+        ("norm.mask", torch.tensor([True, True]), "may not leave; whole numbers go back as they came"),
+        ("norm.num_batches_tracked", torch.tensor(3.0), "are torch.float32 (), the global's torch.int64 ()"),
+        ("norm.num_batches_tracked", torch.tensor(3, dtype=torch.int32), "are torch.int32 ()"),
+        ("norm.num_batches_tracked", torch.arange(3), "are torch.int64 (3,), the global's torch.int64 ()"),
+        ("body.weight", torch.zeros(2, 4), "are torch.float32 (2, 4), the global's torch.float32 (2, 3)"),
+        ("body.weight", torch.zeros(2, 3).double(), "are torch.float64 (2, 3)"),
+    ],
+    ids=str,
+)
+def test_whole_numbers_go_back_as_they_came_and_nothing_changes_shape_or_type(
+    name: str, array: torch.Tensor, said: str
+) -> None:
+    shares, brief = {Kind.WEIGHTS: "meme"}, Message(**{"global": weights(NORMED)})
+    may_leave(Message(meme=weights({**NORMED, "body.weight": torch.ones(2, 3)})), shares, brief)
+    with pytest.raises(Refused) as refused:
+        may_leave(Message(meme=weights({**NORMED, name: array})), shares, brief)
+    assert f"weights '{name}' {said}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        torch.tensor(3.0),
+        torch.tensor(2.5),
+        torch.tensor(3, dtype=torch.int32),
+        torch.tensor(True),
+        torch.tensor(-1),
+        torch.tensor(2**60),
+    ],
+    ids=str,
+)
+def test_a_count_is_a_whole_number_of_its_type_and_range(found: torch.Tensor) -> None:
+    with pytest.raises(Refused, match=r"^count 'samples' may not leave; it is not a whole number"):
+        may_leave(Message(samples=Part(Kind.COUNT, {"": found})), {Kind.COUNT: "samples"}, BRIEF)
+
+
+@pytest.mark.parametrize("kind", [Kind.SCORES, Kind.PROBABILITIES, Kind.ENTROPY, Kind.ACCURACY])
+def test_what_is_real_numbers_is_not_whole_ones(kind: Kind) -> None:
+    one = torch.tensor(1) if kind in NUMBERS else torch.ones(2, 3, dtype=torch.int64)
+    may_leave(Message(said=Part(kind, {"": one.float()})), {kind: "said"}, None)
+    with pytest.raises(Refused, match=f"{kind} 'said' may not leave; it is whole numbers"):
+        may_leave(Message(said=Part(kind, {"": one})), {kind: "said"}, None)
+
+
+@pytest.mark.parametrize("side", ["client", "network"])
+@pytest.mark.parametrize("combine", ["mean", "median", "krum"])
+def test_batch_norms_counters_carry_nothing_out(
+    side: str, combine: str, nets: Any, federate: Callable[..., Federation], simulate: Callable[..., Any]
+) -> None:
+    """Sent by a bad method, or put in on the way: refused, and the global has none."""
+
+    def smuggled(message: Message) -> Message:
+        arrays = message.arrays("meme")
+        return Message(**{**message, "meme": weights({**arrays, "norm.num_batches_tracked": torch.tensor(1001)})})
+
+    class Smuggling(FedAvg):
+        def train(self, client: Any, brief: Message | None) -> Message | None:
+            reply = super().train(client, brief)
+            assert reply is not None
+            return smuggled(reply) if side == "client" and client.client.id == "a" else reply
+
+    def tamper(round: int, client: str, message: Message) -> Message:
+        return smuggled(message) if side == "network" and client == "a" else message
+
+    federation = federate(models=nets.normed, global_model=nets.normed)
+    run = simulate(Smuggling(combine=combine), federation, tamper=tamper, rounds=2)
+    said = [event for event in run.events if isinstance(event, Rejected)]
+    assert [(event.round, event.client) for event in said] == [(1, "a"), (2, "a")]
+    assert all("'norm.num_batches_tracked' may not leave; whole numbers go back" in event.reason for event in said)
+    assert run.server.state["global"]["norm.num_batches_tracked"].item() == 0

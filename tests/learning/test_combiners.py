@@ -145,9 +145,9 @@ def test_types_names_and_counters_are_kept_and_nothing_given_is_changed(combiner
 
 
 @pytest.mark.parametrize("combiner", COMBINERS, ids=name)
-def test_a_model_of_whole_numbers_alone_is_the_first(combiner: Any) -> None:
-    merged = combiner([{"n": torch.tensor(4)}, {"n": torch.tensor(9)}], [1.0, 1.0], {"n": torch.tensor(0)})
-    assert merged["n"].item() == 4
+def test_whole_numbers_are_the_servers_own_whatever_clients_say(combiner: Any) -> None:
+    merged = combiner([{"n": torch.tensor(4)}, {"n": torch.tensor(9)}], [1.0, 1.0], {"n": torch.tensor(7)})
+    assert merged["n"].item() == 7
 
 
 def test_whose_numbers_count_when_only_the_weightless_are_left() -> None:

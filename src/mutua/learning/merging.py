@@ -32,7 +32,7 @@ class Mean(Spec):
 
     def __call__(self, states: Sequence[Tensors], weights: Weights, before: Tensors) -> Tensors:
         """One state of many in client-id order; `before` is the global that they were forked from."""
-        return mean(states, weights)
+        return mean(states, weights, before)
 
 
 class TrimmedMean(Spec):
@@ -43,7 +43,7 @@ class TrimmedMean(Spec):
 
     def __call__(self, states: Sequence[Tensors], weights: Weights, before: Tensors) -> Tensors:
         """As Yin et al., Definition 2."""
-        return _by_number(states, weights, min(_bad(self.share, states), (len(states) - 1) // 2))
+        return _by_number(states, weights, min(_bad(self.share, states), (len(states) - 1) // 2), before)
 
 
 class Median(Spec):
@@ -53,7 +53,7 @@ class Median(Spec):
 
     def __call__(self, states: Sequence[Tensors], weights: Weights, before: Tensors) -> Tensors:
         """As Yin et al., Definition 1."""
-        return _by_number(states, [1.0] * len(states), (len(states) - 1) // 2)
+        return _by_number(states, [1.0] * len(states), (len(states) - 1) // 2, before)
 
 
 class Clip(Spec):
@@ -68,7 +68,7 @@ class Clip(Spec):
         most = median_low(norms) if self.norm is None else self.norm
         total = sum(weights)
         clipped = [w / total * (most / n if n > most else 1.0) for w, n in zip(weights, norms, strict=True)]
-        return mean([*states, before], [*clipped, max(0.0, 1 - sum(clipped))])
+        return mean([*states, before], [*clipped, max(0.0, 1 - sum(clipped))], before)
 
 
 class Krum(Spec):
@@ -83,7 +83,7 @@ class Krum(Spec):
         near = max(1, len(states) - _bad(self.share, states) - 2)
         scores = _squared_distances(states, before).sort(dim=1).values[:, :near].sum(dim=1)
         chosen = sorted(scores.argsort(stable=True)[: self.keep].tolist())
-        return mean([states[i] for i in chosen], [weights[i] for i in chosen])
+        return mean([states[i] for i in chosen], [weights[i] for i in chosen], before)
 
 
 def _named(given: object) -> object:
@@ -96,17 +96,17 @@ Combiner = Annotated[
 ]
 
 
-def mean(states: Sequence[Tensors], weights: Weights) -> Tensors:
-    """Weighted mean of floating parameters *and* buffers; whole-number buffers are the first state's.
+def mean(states: Sequence[Tensors], weights: Weights, before: Tensors | None = None) -> Tensors:
+    """Weighted mean of floating parameters *and* buffers; whole numbers are `before`'s, or the first state's.
 
     Running statistics of batch-norm are part of a model: leaving them out would merge half of it.
     """
-    total = sum(weights)
-    names = _floating(states[0])
+    total, before = sum(weights), states[0] if before is None else before
+    names = _floating(before)
     sums = [torch.zeros_like(states[0][name]) for name in names]
     for state, weight in zip(states, weights, strict=True) if names else ():
         torch._foreach_add_(sums, [state[name] for name in names], alpha=weight / total)
-    return _with_counters(states, dict(zip(names, sums, strict=True)))
+    return _with_counters(before, dict(zip(names, sums, strict=True)))
 
 
 def update_norms(states: Sequence[Tensors], before: Tensors) -> list[float]:
@@ -157,9 +157,9 @@ def _floating(state: Tensors) -> list[str]:
     return [name for name, array in state.items() if array.is_floating_point()]
 
 
-def _with_counters(states: Sequence[Tensors], merged: Tensors) -> Tensors:
-    """The merged arrays in the order of the states', with the first state's whole numbers."""
-    return {name: merged[name] if name in merged else array.clone() for name, array in states[0].items()}
+def _with_counters(before: Tensors, merged: Tensors) -> Tensors:
+    """The merged arrays with the server's own whole numbers: clients have no say in them."""
+    return {name: merged[name] if name in merged else array.clone() for name, array in before.items()}
 
 
 def _bad(share: float, states: Sequence[Tensors]) -> int:
@@ -167,9 +167,9 @@ def _bad(share: float, states: Sequence[Tensors]) -> int:
     return math.ceil(share * len(states) - 1e-9)
 
 
-def _by_number(states: Sequence[Tensors], weights: Weights, cut: int) -> Tensors:
-    names = _floating(states[0])
-    return _with_counters(states, {n: _trimmed([state[n] for state in states], weights, cut) for n in names})
+def _by_number(states: Sequence[Tensors], weights: Weights, cut: int, before: Tensors) -> Tensors:
+    names = _floating(before)
+    return _with_counters(before, {n: _trimmed([state[n] for state in states], weights, cut) for n in names})
 
 
 def _trimmed(arrays: Sequence[Tensor], weights: Weights, cut: int) -> Tensor:
