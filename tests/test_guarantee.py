@@ -62,10 +62,10 @@ def test_epsilon_in_the_globals_is_plds_for_any_pattern_of_refusals(seed: int, f
 
 def test_refused_replies_take_their_noise_with_them(command: Callable[..., Any], tiny: dict[str, Any]) -> None:
     """Three of four refused, σ = 1.3, five rounds: 3.98 would be promised if four were merged."""
-    tiny |= {"rounds": 5, "partition": {"kind": "iid", "clients": 4}, "privacy": {"clip": 1, "noise": 1.3}}
-    ids = sorted(client.id for client in mutua.Recipe.of(tiny).federation().clients)
-    tiny["faults"] = {"corruption": [{"clients": ids[:3], "kind": "nan"}]}
-    Path("refused.yaml").write_text(yaml.safe_dump(tiny))
+    tree = {**tiny, "rounds": 5, "partition": {"kind": "iid", "clients": 4}, "privacy": {"clip": 1, "noise": 1.3}}
+    ids = sorted(client.id for client in mutua.Recipe.of(tree).federation().clients)
+    faults = {"corruption": [{"clients": ids[:3], "kind": "nan"}]}
+    Path("refused.yaml").write_text(yaml.safe_dump({**tree, "faults": faults}))
     told = json.loads(command("run", "refused.yaml", "--out", "refused", "--json").out)["privacy"]["epsilon"]
     assert told["globals"] == pytest.approx(pld([1.3] * 5, 1e-5), rel=1e-3)
     assert told["globals"] == told["messages"] == pytest.approx(8.315, abs=1e-3)
@@ -105,14 +105,15 @@ def test_a_method_that_weighs_or_chooses_promises_nothing_of_its_globals(federat
 def test_who_has_opted_out_whole_has_nothing_to_account_for(
     level: str, command: Any, tiny: dict[str, Any]
 ) -> None:
-    tiny |= {
+    tree = {
+        **tiny,
         "partition": {"kind": "iid", "clients": 4},
         "models": {"global": "mlp"},
         "method": {"name": "mixture", "weights": "uniform", "mixture_epochs": 1},
         "opt_out": {"fraction": 0.25},
         "privacy": {"level": level, "clip": 1, "noise": 1.5},
     }
-    Path("out.yaml").write_text(yaml.safe_dump(tiny))
+    Path("out.yaml").write_text(yaml.safe_dump(tree))
     done = command("run", "out.yaml", "--out", "out", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["privacy"]["epsilon"]["messages"] > 0
