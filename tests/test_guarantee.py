@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
+import torch
 import yaml
+from scipy import stats
 
 import mutua
 from mutua.ledger import Ledger
-from mutua.message import Message, weights
+from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
-from mutua.participant import Job
+from mutua.participant import Job, Participant
 from mutua.plan import Plan
-from mutua.privacy import guarantee
+from mutua.privacy import Guarantee, Uses, epsilon, guarantee, largest
+from mutua.seeds import normals, torch_stream, uniforms
 
 UNIFORM = FedAvg(weights="uniform")
 
@@ -117,3 +121,126 @@ def test_who_has_opted_out_whole_has_nothing_to_account_for(
     done = command("run", "out.yaml", "--out", "out", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["privacy"]["epsilon"]["messages"] > 0
+
+
+# Randomness
+
+
+def test_numbers_of_the_systems_source_are_normal_and_uniform_and_never_the_same() -> None:
+    drawn = normals(100_001, None, torch.float64)
+    assert drawn.shape == (100_001,) and drawn.dtype == torch.float64
+    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-4
+    assert abs(np.corrcoef(drawn[:50_000], drawn[50_000:-1])[0, 1]) < 0.02  # the two of each pair
+    assert stats.kstest(uniforms(100_000, None).numpy(), "uniform").pvalue > 1e-4
+    assert not torch.equal(drawn, normals(100_001, None, torch.float64))
+    assert normals(0, None).shape == (0,) and normals(3, None).dtype == torch.float32
+    assert torch.equal(normals(5, torch_stream(1)), torch.randn(5, generator=torch_stream(1)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_noise_does_not_repeat_unless_it_is_asked_for(level: str, workers: int, federate: Any) -> None:
+    """Neither between runs of one seed nor between workers, which are forked from one process."""
+
+    def globals(**more: Any) -> list[Tensors]:
+        privacy = {"level": level, "clip": 1, "noise": 1, **more}
+        settings = {"rounds": 1, "batch_size": 4, "device": "cpu", "seed": 3, "workers": workers}
+        return [mutua.run(UNIFORM, federate(), privacy=privacy, **settings).global_state for _ in range(2)]
+
+    once, again = globals()
+    assert all(not torch.equal(array, again[name]) for name, array in once.items())
+    once, again = globals(randomness="seeded")
+    assert all(torch.equal(array, again[name]) for name, array in once.items())
+
+
+@pytest.mark.parametrize("randomness", ["system", "seeded"])
+def test_workers_forked_from_one_process_draw_noise_of_their_own(
+    randomness: str, federate: Any, simulate: Any
+) -> None:
+    """Clients that learn the same send the same but for their noise."""
+    run = simulate(FML(), federate([6] * 3), rounds=2, privacy={"clip": 1, "noise": 1, "randomness": randomness})
+    sent = [r.message.arrays("meme")["body.weight"].flatten()[:4] for r in run.engine.replies.values()]
+    assert len({tuple(few.tolist()) for few in sent}) == len(sent) == 6
+
+
+def test_secret_batches_are_drawn_by_the_system_too(federate: Any, modules: Any) -> None:
+    federation = federate([400])
+
+    def drawn(randomness: str) -> list[list[int]]:
+        privacy = {"level": "example", "clip": 1, "noise": 1, "randomness": randomness}
+        job = Job(UNIFORM, Plan(rounds=1, batch_size=100, privacy=privacy, device="cpu"), federation.global_model)
+        participant = Participant(job, federation.clients[0], {}, 1, modules)
+        model = modules.get("meme", job.global_architecture, federation.clients[0], first(modules, federation))
+        return [batch.index.tolist() for batch in participant.loader(models={"meme": model}).epochs(2)]
+
+    assert drawn("seeded") == drawn("seeded")
+    batches = drawn("system")
+    assert batches != drawn("system")
+    assert len(batches) == 8 and 60 < np.mean([len(b) for b in batches]) < 140
+
+
+def first(modules: Any, federation: Any) -> Tensors:
+    return dict(modules._module("meme", federation.global_model, federation.clients[0]).state_dict())
+
+
+def test_a_report_says_where_noise_came_from(command: Any) -> None:
+    given = "privacy={clip: 1, noise: 3, randomness: seeded}"
+    said = command("run", "tiny.yaml", "--set", given, "--out", "seeded").out
+    assert "; noise from the seed, which whoever knows the seed can take off\n" in said
+    told = json.loads(Path("seeded/run.json").read_text())["summary"]["privacy"]
+    old = {key: value for key, value in told.items() if key not in ("randomness", "budget", "rdp")}
+    assert str(Guarantee.of(old)).endswith("noise from the seed, which whoever knows the seed can take off")
+    assert "Rényi" not in str(Guarantee.of(old))
+
+
+# A budget of ε
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_a_run_ends_with_the_last_round_that_its_budget_pays_for(fraction: float, federate: Any) -> None:
+    settings = {"batch_size": 4, "device": "cpu", "client_fraction": fraction}
+    privacy = {"clip": 1, "noise": 4, "randomness": "seeded"}
+    limit = pld([4.0] * 3, 1e-5) + 0.01  # three messages of a client, and not four
+    kept = mutua.run(FML(), federate([6] * 4), rounds=30, privacy={**privacy, "budget": limit}, **settings)
+    rounds = kept.job.plan.rounds
+    sent = Counter(e.client for e in kept.ledger if e.direction == "up" and e.kind == "weights")
+    assert max(sent.values()) == 3 and (rounds == 3 if fraction == 1 else 3 < rounds < 30)
+    assert kept.guarantee.epsilon.messages <= limit
+    assert kept.summary()["rounds"] == rounds == kept.history.rows[-1].round
+    assert (
+        f"privacy.budget: ε = {limit:g} pays for {rounds} of 30 rounds; the run ends with"
+        in kept.federation.notes[-1]
+    )
+    planned = mutua.run(FML(), federate([6] * 4), rounds=rounds, privacy=privacy, **settings)
+    assert planned.history.rows == kept.history.rows
+    assert all(torch.equal(array, kept.global_state[name]) for name, array in planned.global_state.items())
+    more = mutua.run(FML(), federate([6] * 4), rounds=rounds + 1, privacy=privacy, **settings)
+    assert more.guarantee.epsilon.messages > limit
+
+
+def test_a_budget_for_examples(federate: Any) -> None:
+    privacy = {"level": "example", "clip": 1, "noise": 2, "budget": 5}
+    settings = {"rounds": 40, "epochs": 2, "batch_size": 5, "device": "cpu", "evaluate_every": 100}
+    kept = mutua.run(UNIFORM, federate([10, 30]), privacy=privacy, **settings)
+    rounds = kept.job.plan.rounds
+    spent = [
+        largest([(Uses(2.0, 0.5, n * 4),), (Uses(2.0, 1 / 6, n * 12),)], 1e-5, epsilon)
+        for n in (rounds, rounds + 1)
+    ]
+    assert spent[0] <= 5 < spent[1]
+    assert kept.guarantee.epsilon.messages == pytest.approx(spent[0])
+
+
+def test_a_budget_at_the_command_line(command: Any, tmp_path: Path) -> None:
+    too_little = command("run", "tiny.yaml", "--set", "privacy={clip: 1, noise: 1, budget: 2}", "--out", "none")
+    assert (too_little.code, too_little.out) == (2, "")
+    assert "privacy.budget: 2, but one round spends ε = 4.38; raise it, or privacy.noise" in too_little.err
+    assert not (tmp_path / "none").exists()
+    given = ("--set", "rounds=9", "--set", "privacy={clip: 1, noise: 1, budget: 7}")
+    done = command("run", "tiny.yaml", *given, "--out", "kept", "--json")
+    assert "note: privacy.budget: ε = 7 pays for 2 of 9 rounds; the run ends with round 2\n" in done.err
+    assert json.loads(done.out)["rounds"] == 2 and json.loads(done.out)["privacy"]["budget"] == 7
+    listed = json.loads(command("runs", "list", ".", "--json").out)["runs"]
+    assert [(run["state"], run["round"], run["rounds"]) for run in listed] == [("finished", 2, 9)]
+    alone = command("run", "tiny.yaml", *given, "--set", "method=independent", "--out", "alone", "--json")
+    assert json.loads(alone.out)["rounds"] == 9  # it sends nothing

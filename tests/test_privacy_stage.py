@@ -35,6 +35,7 @@ BEFORE: Tensors = {
     "norm.running_var": torch.tensor([0.2, 3.0]),
     "norm.num_batches_tracked": torch.tensor(7),
 }
+SEEDED = {"randomness": "seeded"}
 BRIEF = Message(**{"global": weights(BEFORE)})
 
 
@@ -103,7 +104,7 @@ def test_in_a_run_the_noised_update_leaves_and_nothing_else_changes(
 ) -> None:
     federation = federate(models=nets.normed, global_model=nets.normed)
     plain, hidden = (
-        simulate(method, federation, rounds=1, privacy=p) for p in (None, {"clip": 0.3, "noise": 0.5})
+        simulate(method, federation, rounds=1, privacy=p) for p in (None, {"clip": 0.3, "noise": 0.5, **SEEDED})
     )
     for client in "abc":
         before = flat(plain.engine.briefs[1, client].arrays("global"))
@@ -134,7 +135,7 @@ def test_no_merged_variance_is_negative(federate: Any, simulate: Simulate, nets:
 def test_noise_is_new_in_every_round_and_client_and_the_same_in_every_run(
     federate: Any, simulate: Simulate
 ) -> None:
-    runs = [simulate(FML(), federate(), privacy={"clip": 1, "noise": 1}) for _ in range(2)]
+    runs = [simulate(FML(), federate(), privacy={"clip": 1, "noise": 1, **SEEDED}) for _ in range(2)]
     sent = [{key: r.message.encode() for key, r in run.engine.replies.items()} for run in runs]
     assert sent[0] == sent[1]
     run = runs[0]
@@ -160,7 +161,7 @@ def test_of_a_partial_global_only_the_shared_part_is_noised_and_leaves(
 
 @pytest.mark.parametrize("level", ["client", "example"])
 def test_noise_is_the_same_for_any_number_of_workers(level: str, federate: Any, identical: Any) -> None:
-    privacy = {"level": level, "clip": 1, "noise": 1}
+    privacy = {"level": level, "clip": 1, "noise": 1, **SEEDED}
     method, settings = (
         FedAvg(weights="uniform"),
         {"rounds": 2, "batch_size": 4, "device": "cpu", "privacy": privacy},
@@ -224,6 +225,9 @@ def test_without_the_accountants_the_way_to_get_it_is_said(
         ({"clip": 1}, "privacy.noise: missing"),
         ({"clip": 1, "noise": -1}, "privacy.noise: -1; it must be at least 0"),
         ({"clip": 1, "noise": 1e-320}, "no accountant counts noise below 0.001; give more, or 0 to clip only"),
+        ({"clip": 1, "noise": 0, "budget": 1}, "budget: without noise there is no ε"),
+        ({"clip": 1, "noise": 1, "budget": 0}, "privacy.budget: 0; it must be above 0"),
+        ({"clip": 1, "noise": 1, "randomness": "seed"}, "privacy.randomness: 'seed'; did you mean 'seeded'?"),
         ({"clip": 1e300, "noise": 1e300}, "noise × clip is inf"),
         ({"clip": 1, "noise": 1, "delta": 1e-320}, "privacy.delta: 1e-320; it must be at least"),
         ({"clip": math.inf, "noise": 1}, "privacy.clip: inf; it must be a number"),
@@ -368,7 +372,8 @@ def test_a_report_says_what_is_promised_or_that_nothing_is(command: Any) -> None
     numbers = epsilon([Uses(3.0, 1.0, 1)], 1e-4), epsilon([Uses(3.0 * math.sqrt(2), 1.0, 1)], 1e-4)
     by_rdp = rdp([Uses(3.0, 1.0, 1)], 1e-4), rdp([Uses(3.0 * math.sqrt(2), 1.0, 1)], 1e-4)
     line = "of a client's data, ε = {:.3g} in all messages, {:.3g} in the globals alone, at δ = 0.0001; "
-    line = (line + "by Rényi accounting {:.3g}, {:.3g}").format(*numbers, *by_rdp)
+    line = (line + "by Rényi accounting {:.3g}, {:.3g}; ").format(*numbers, *by_rdp)
+    line += "noise from the system's random source, so the run does not repeat"
     assert f"differential privacy: {line}\n" in said
     assert "differential privacy: none\n" in command("run", "tiny.yaml", "--out", "b").out
     assert json.loads(command("run", "tiny.yaml", "--out", "c", "--json").out)["privacy"] is None
@@ -377,6 +382,8 @@ def test_a_report_says_what_is_promised_or_that_nothing_is(command: Any) -> None
         "clip": 1.0,
         "noise": 3.0,
         "delta": 1e-4,
+        "budget": None,
+        "randomness": "system",
         "epsilon": {"messages": numbers[0], "globals": numbers[1], "sampled": None},
         "rdp": {"messages": by_rdp[0], "globals": by_rdp[1], "sampled": None},
     }

@@ -86,8 +86,8 @@ class Participant:
         self.terms: dict[str, float] = {}
         self._counters: Tensors = {}
         self._seed = private(job.plan.seed, client.id)
-        # Privacy's noise. Where clients are real, it must come from the system's source of randomness.
-        self._noise = torch_stream(self._seed, round, "privacy")
+        privacy = job.plan.privacy
+        self._noise = None if privacy is None else privacy.stream(self._seed, round, "privacy")
 
     def _schedule(self, round: int) -> tuple[int, int]:
         """Where schedules stand: start and last work are of the first and the last round."""
@@ -198,7 +198,7 @@ class Participant:
         """Batches of the client's samples, shuffled by its stream of this round and augmented as the plan says."""
         plan = self.job.plan
         kind = PoissonLoader if self._by_example(models or {}) else Loader
-        return kind(
+        loader = kind(
             self.client.train if samples is None else samples,
             self.task,
             plan.batch_size,
@@ -208,6 +208,9 @@ class Participant:
             device=self.modules.device,
             channels_last=bool(models) and all(map(channels_last, (models or {}).values())),
         )
+        if isinstance(loader, PoissonLoader):
+            loader.system = self._noise is None
+        return loader
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
         """A round's local work: so many epochs, or so many steps."""

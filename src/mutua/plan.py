@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from mutua.history import Selection
 from mutua.learning.optimizers import SGD, Optimizer
 from mutua.learning.precision import Precision
 from mutua.privacy import Privacy
+from mutua.seeds import numpy_stream, public
 from mutua.spec import Spec
 
 
@@ -81,3 +83,8 @@ class Plan(Spec):
     def drawn(self, clients: int) -> int:
         """How many clients take part in a round."""
         return max(1, int(self.client_fraction * clients + 1e-9))
+
+    def draw(self, ids: Sequence[str], round: int) -> list[str]:
+        """The round's clients, in id order: a public draw, so anybody can check it."""
+        rng = numpy_stream(public(self.seed), round, "clients")
+        return sorted(rng.choice(ids, size=self.drawn(len(ids)), replace=False).tolist())

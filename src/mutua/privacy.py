@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,10 +22,11 @@ from pydantic import Field, field_validator, model_validator
 from mutua.errors import InputError
 from mutua.ledger import REFUSED
 from mutua.message import Kind, Message, weights
+from mutua.seeds import Path, normals, torch_stream
 from mutua.spec import Spec
 
 if TYPE_CHECKING:
-    from mutua.federation import Client
+    from mutua.federation import Client, Federation
     from mutua.ledger import Ledger
     from mutua.methods.base import Method
     from mutua.participant import Job
@@ -37,6 +39,10 @@ Level = Literal["client", "example"]
 WAYS_OUT = {Kind.COUNT: "set weights: uniform", Kind.ENTROPY: "set uncertain_merge: false"}
 
 
+RANDOMNESS = {
+    "system": "noise from the system's random source, so the run does not repeat",
+    "seeded": "noise from the seed, which whoever knows the seed can take off",
+}
 LEAST_NOISE = 1e-3
 MOST = 1e30
 """Noise times clip: beyond it a float32 could not hold a noised number."""
@@ -49,6 +55,10 @@ class Privacy(Spec):
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     delta: float = Field(1e-5, ge=1e-100, lt=1)
+    budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The most that ε may become in all messages: rounds that would pass it are not run."""
+    randomness: Literal["system", "seeded"] = "system"
+    """Where noise comes from: the system, or the seed, so that runs repeat and who knows it can take it off."""
 
     @field_validator("noise")
     @classmethod
@@ -63,6 +73,8 @@ class Privacy(Spec):
             raise ValueError(
                 f"noise × clip is {self.noise * self.clip:.3g}, which float32 drowns in; at most {MOST:g}"
             )
+        if self.budget is not None and not self.noise:
+            raise ValueError("budget: without noise there is no ε to keep below it; give noise above 0")
         return self
 
     def check(self, method: Method, normed: bool) -> None:
@@ -91,7 +103,11 @@ class Privacy(Spec):
                 "use a model without it, such as cnn1, or level: client"
             )
 
-    def leaving(self, message: Message, brief: Message, stream: torch.Generator) -> Message:
+    def stream(self, root: int, *path: Path) -> torch.Generator | None:
+        """What noise and secret draws come from: the stream of this name, or the system, which is None."""
+        return torch_stream(root, *path) if self.randomness == "seeded" else None
+
+    def leaving(self, message: Message, brief: Message, stream: torch.Generator | None) -> Message:
         """The message with what the client learned clipped and noised: G + Δ·min(1, C/‖Δ‖) + N(0, σ²C²).
 
         Δ is meme − global, floating parameters and buffers as one vector. Whole numbers go back as they came.
@@ -105,7 +121,7 @@ class Privacy(Spec):
         norm = float(update.norm())
         # What has diverged is sent as no update at all: a NaN would tell.
         update = update * (self.clip / max(norm, self.clip)) if norm < torch.inf else torch.zeros_like(update)
-        update += self.noise * self.clip * torch.randn(update.shape, generator=stream, dtype=update.dtype)
+        update += self.noise * self.clip * normals(len(update), stream, update.dtype)
         noised = {n: before[n] for n in meme}
         for n, change in zip(floating, update.split([meme[n].numel() for n in floating]), strict=True):
             noised[n] = (before[n].double() + change.view_as(meme[n])).to(meme[n].dtype)
@@ -168,12 +184,13 @@ class Guarantee:
         text = f"of {whose}, ε = {self.epsilon}, at δ = {self.settings.delta:g}"
         if self.rdp is not None:
             text += f"; by Rényi accounting {', '.join(f'{value:.3g}' for value in self.rdp if value is not None)}"
-        return text
+        return f"{text}; {RANDOMNESS[self.settings.randomness]}"
 
     @staticmethod
     def of(summary: Mapping[str, Any]) -> Guarantee:
         """The guarantee in a run's JSON."""
         settings = {key: value for key, value in summary.items() if key not in ("epsilon", "rdp")}
+        settings.setdefault("randomness", "seeded")  # as all noise was before there was a choice
         rdp = summary.get("rdp")
         return Guarantee(
             Privacy.model_validate(settings),
@@ -243,6 +260,27 @@ def _guarantee(privacy: Privacy, *views: list[Mechanism] | None) -> Guarantee:
         return Epsilon(*(None if view is None else largest(view, privacy.delta, account) for view in views))
 
     return Guarantee(privacy, by(epsilon), by(rdp))
+
+
+def within_budget(plan: Plan, method: Method, federation: Federation) -> Plan:
+    """The plan with no more rounds than its ε pays for, if every client that is drawn replies."""
+    privacy = plan.privacy
+    if privacy is None or privacy.budget is None or not method.shares:
+        return plan
+    settings, able = privacy, federation.drawable(method.needs_global)
+    drawn = [plan.draw(able, round) for round in range(1, plan.rounds + 1)]
+
+    def spent(rounds: int) -> float:
+        times = Counter(client for clients in drawn[:rounds] for client in clients)
+        return largest(seen_in_messages(plan, settings, federation.clients, times), settings.delta, epsilon)
+
+    affordable = bisect_right(range(1, plan.rounds + 1), privacy.budget, key=spent)
+    if plan.rounds and not affordable:
+        raise InputError(
+            f"privacy.budget: {privacy.budget:g}, but one round spends ε = {spent(1):.3g}; "
+            "raise it, or privacy.noise"
+        )
+    return plan.model_copy(update={"rounds": affordable})
 
 
 # Accounting

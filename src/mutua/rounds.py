@@ -20,7 +20,6 @@ from mutua.methods.base import Server
 from mutua.participant import Job, Reply
 from mutua.participation import Outcome, Participation, Turn
 from mutua.profile import timed
-from mutua.seeds import numpy_stream, public
 from mutua.stopping import breakable, end, whole
 from mutua.store import State, Store, copied
 from mutua.text import several
@@ -274,7 +273,7 @@ class Rounds:
     def _exchange(self, round: int) -> None:
         """Brief, train, merge what may be merged."""
         method, plan = self.job.method, self.job.plan
-        drawn = self._draw(round)
+        drawn = self.job.plan.draw(self.drawable, round)
         self._emit(RoundStarted(round, tuple(drawn)))
         briefs = self._briefs(round, drawn)
         for client, brief in briefs.items():
@@ -357,12 +356,6 @@ class Rounds:
         """Refuse a reply that is too long to be one, whatever it holds."""
         if reply.nbytes > self.longest:
             raise Refused(f"its reply has {reply.nbytes} bytes; the most is {self.longest}")
-
-    def _draw(self, round: int) -> list[str]:
-        """The round's clients, in id order: a public draw, so anybody can check it."""
-        number = self.job.plan.drawn(len(self.drawable))
-        rng = numpy_stream(public(self.job.plan.seed), round, "clients")
-        return sorted(rng.choice(self.drawable, size=number, replace=False).tolist())
 
     def _briefs(self, round: int, clients: Sequence[str]) -> dict[str, Message | None]:
         return {client: self.job.method.brief(self.server, round, client) for client in clients}

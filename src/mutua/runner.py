@@ -15,6 +15,7 @@ from mutua.methods.base import Method
 from mutua.modules import batch_normed
 from mutua.participant import Job
 from mutua.plan import Plan
+from mutua.privacy import within_budget
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing
 from mutua.spec import whole_number
@@ -62,7 +63,7 @@ def run(
     if faults is not None and not isinstance(faults, Faults):
         faults = checked(Faults, faults, at="faults")
     federation = prepared(method, federation, plan)
-    plan = plan.within_budget(method.reply_bytes(federation, plan), len(federation.clients))
+    plan = affordable(method, federation, plan)
     job = Job(method, plan, federation.global_model, federation.public)
     site = _engine(engine, workers)
     if faults is not None:
@@ -105,11 +106,17 @@ def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
     if plan.privacy is not None:
         shared = federation.global_model if method.needs_global else None
         plan.privacy.check(method, shared is not None and batch_normed(build(shared, federation.clients[0], 0)))
+    cut = affordable(method, federation, plan)
     drawn = plan.drawn(len(federation.drawable(method.needs_global)))
     if method.shares and drawn < plan.min_replies:
         raise InputError(
             f"min_replies: {plan.min_replies}, but a round draws {drawn} of {len(federation.clients)} clients; "
             f"give at most {drawn}"
+        )
+    if plan.privacy is not None and plan.privacy.budget is not None and cut.rounds < plan.rounds:
+        note = f"privacy.budget: ε = {plan.privacy.budget:g} pays for {cut.rounds} of {plan.rounds} rounds"
+        federation = replace(
+            federation, notes=(*federation.notes, f"{note}; the run ends with round {cut.rounds}")
         )
     unjudged = [client.id for client in federation.clients if not len(client.val)]
     if plan.selection == "best" and len(unjudged) == len(federation.clients):
@@ -122,6 +129,13 @@ def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
     who = "any client" if len(unjudged) == len(federation.clients) else ", ".join(unjudged)
     note = f"no val sample for {who} to stop {method.name} early by: it trains for one round's work instead"
     return replace(federation, notes=(*federation.notes, note))
+
+
+def affordable(method: Method, federation: Federation, plan: Plan) -> Plan:
+    """The plan within its budgets: of bytes, and of ε."""
+    sending = len(federation.drawable(method.needs_global))
+    plan = plan.within_budget(method.reply_bytes(federation, plan), sending)
+    return within_budget(plan, method, federation)
 
 
 def _engine(name: str, workers: int | None) -> Engine:

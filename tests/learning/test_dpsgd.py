@@ -28,7 +28,7 @@ from mutua.recipe import Recipe
 from mutua.runner import prepared
 
 TASK = Task(("ape", "bee", "cat"))
-EXAMPLE = {"level": "example", "clip": 0.5, "noise": 1.5}
+EXAMPLE = {"level": "example", "clip": 0.5, "noise": 1.5, "randomness": "seeded"}
 
 
 def stream(seed: int = 3) -> torch.Generator:

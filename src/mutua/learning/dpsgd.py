@@ -16,15 +16,20 @@ from torch.func import functional_call, grad, vmap
 from mutua.learning.optimizers import Stepper
 from mutua.learning.trainer import Batch, Loader, Models, Numbers, Objective, Terms, Trainer
 from mutua.privacy import Privacy
+from mutua.seeds import normals, uniforms
 
 
 class PoissonLoader(Loader):
     """Batches into which every sample comes on its own, with one probability: what the accountant counts on."""
 
+    system: bool = False
+    """Whether the draws, which are the client's secret, come from the system's random source."""
+
     def _cuts(self) -> list[Tensor]:
         n, rate = len(self.samples), sampling_rate(len(self.samples), self.batch_size)
         steps = range(steps_an_epoch(n, self.batch_size))
-        return [(torch.rand(n, generator=self.generator) < rate).nonzero()[:, 0] for _ in steps]
+        stream = None if self.system else self.generator
+        return [(uniforms(n, stream) < rate).nonzero()[:, 0] for _ in steps]
 
 
 def sampling_rate(samples: int, batch_size: int) -> float:
@@ -47,7 +52,7 @@ class PrivateTrainer(Trainer):
         numbers: Numbers,
         privacy: Privacy,
         batch_size: int,
-        stream: torch.Generator,
+        stream: torch.Generator | None,
         terms: Collection[str] | None = None,
     ) -> None:
         super().__init__(models, optimizers, numbers, terms)
@@ -57,7 +62,7 @@ class PrivateTrainer(Trainer):
         """One batch, which may be empty: then there is noise alone."""
         clip = self.privacy.clip
         size = sum(parameter.numel() for parameter in self._parameters)
-        total = (self.privacy.noise * clip * torch.randn(size, generator=self.stream)).to(batch.x.device)
+        total = (self.privacy.noise * clip * normals(size, self.stream)).to(batch.x.device)
         if len(batch.y):
             gradients, terms = self._by_example(objective, batch)
             norms = gradients.norm(dim=1)

@@ -67,8 +67,9 @@ class Overview:
     @property
     def round(self) -> int | None:
         """The last round that is saved; None where there is none."""
-        if self.folder.finished:
-            return self.rounds
+        if self.folder.finished:  # a budget may have paid for fewer rounds than the recipe plans
+            ran = self.folder.record.summary.get("rounds")
+            return ran if isinstance(ran, int) else self.rounds
         newest = self.folder.checkpoints.newest
         if newest is None or newest.round < 0:
             return None
