@@ -15,8 +15,6 @@ from mutua.text import size, some
 
 Direction = Literal["up", "down"]
 Shares = Mapping[Kind, str]
-REFUSED = "refused"
-"""The kind of an entry without bytes, which says that the reply before it was not merged."""
 
 
 class Entry(NamedTuple):
@@ -68,14 +66,10 @@ class Ledger(Log[Entry]):
         super()._append(row)
         for who in (row.client, None):
             self._totals[row.direction, who] = self._totals.get((row.direction, who), 0) + row.bytes
-            if row.kind not in ("envelope", REFUSED):
+            if row.kind != "envelope":
                 mine = self._kinds.setdefault((row.direction, who), {})
                 label = f"{row.kind}: {row.name}"
                 mine[label] = mine.get(label, 0) + row.bytes
-
-    def refuse(self, round: int, client: str) -> None:
-        """Enter that this client's reply of the round was not merged."""
-        self._append(Entry(round, client, "up", REFUSED, "", 0, 0, 0))
 
     def bytes(self, direction: Direction, client: str | None = None) -> int:
         """How many bytes crossed in this direction, of one client or of all."""

@@ -20,7 +20,6 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from mutua.errors import InputError
-from mutua.ledger import REFUSED
 from mutua.message import Kind, Message, weights
 from mutua.seeds import Path, normals, torch_stream
 from mutua.spec import Spec
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from mutua.ledger import Ledger
     from mutua.methods.base import Method
     from mutua.participant import Job
+    from mutua.participation import Participation
     from mutua.plan import Plan
     from mutua.store import State
 
@@ -204,8 +204,10 @@ class Guarantee:
         return {**self.settings.model_dump(mode="json"), "epsilon": self.epsilon._asdict(), "rdp": rdp}
 
 
-def guarantee(job: Job, clients: Sequence[Client], ledger: Ledger) -> Guarantee | None:
-    """What a run's plan and its ledger promise; None where no privacy was asked for."""
+def guarantee(
+    job: Job, clients: Sequence[Client], ledger: Ledger, participation: Participation
+) -> Guarantee | None:
+    """What a run promises by its plan, what was sent and what was merged; None where no privacy was asked for."""
     plan, privacy = job.plan, job.plan.privacy
     if privacy is None:
         return None
@@ -215,16 +217,16 @@ def guarantee(job: Job, clients: Sequence[Client], ledger: Ledger) -> Guarantee 
     for entry in ledger:
         if entry.direction == "up" and entry.kind == Kind.WEIGHTS:
             sent[entry.client].add(entry.round)
-            merged[entry.client].add(entry.round)
-        elif entry.kind == REFUSED:
-            merged[entry.client].discard(entry.round)
+    for turn in participation:
+        if turn.outcome == "merged":
+            merged[turn.client].add(turn.round)
     if not noise and any(sent.values()):
         return Guarantee(privacy, Epsilon(None))
     messages = seen_in_messages(plan, privacy, clients, {client: len(rounds) for client, rounds in sent.items()})
     if privacy.level == "example" or not job.method.averages:
         return _guarantee(privacy, messages)
     # The noise of a sum of m messages is √m times as large. What was refused is not in it, nor is its noise.
-    together = Counter(round for rounds in merged.values() for round in rounds)
+    together = participation.merged
     in_sums = [
         tuple(Uses(noise * math.sqrt(together[round]), 1.0, 1) for round in mine) for mine in merged.values()
     ]

@@ -217,7 +217,7 @@ class Result:
     @cached_property
     def guarantee(self) -> Guarantee | None:
         """The differential privacy of what left the clients; None where none was asked for."""
-        return guarantee(self.job, self.federation.clients, self.ledger)
+        return guarantee(self.job, self.federation.clients, self.ledger, self.participation)
 
     def report(self) -> dict[str, Any]:
         """What `mutua run --json` prints: people script against these keys; `selection` is there if not `last`."""

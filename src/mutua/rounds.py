@@ -302,12 +302,10 @@ class Rounds:
                 accepted[client] = reply.message
             except Refused as refused:
                 refusals[client] = str(refused)
-                self.ledger.refuse(round, client)
                 self._reject(round, client, "refused", refusals[client])
         for client, reason in method.outliers(self.server, accepted).items():
             del accepted[client]
             refusals[client] = reason
-            self.ledger.refuse(round, client)
             self._reject(round, client, "refused", reason)
         due = len(accepted) + len(refusals)
         if method.shares and due and len(accepted) < plan.min_replies:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mutua.errors import InputError, MutuaError
-from mutua.ledger import REFUSED
 from mutua.measures import ABOUT
 from mutua.reports import pictures, quality, verdicts
 from mutua.reports.figures import COLOURS, Picture, colours, labels, slug
@@ -359,7 +358,6 @@ def _left(study: Study) -> Iterator[str | Table]:
     remarks = (
         "messages and bytes are of each client named, over the whole run",
         "envelope: a message's own names and shapes",
-        *(("refused: replies that were not merged",) if any(row[2] == REFUSED for row in rows) else ()),
         *(("all data: brought to one place, not sent in messages",) if _pooled(study) else ()),
     )
     heads = ("messages", "bytes a message", "bytes")
