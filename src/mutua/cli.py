@@ -145,6 +145,13 @@ def run(
         Path | None,
         typer.Option(help="Go on with the run in this folder, to the same bytes. No RECIPE.", metavar="DIR"),
     ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="With --resume: go on although the recipe or an input has changed. It is noted in the run.",
+        ),
+    ] = False,
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
@@ -167,7 +174,21 @@ def run(
 
     _trust(trust_code)
     with Profile(workers or cores()).active() if profile else nullcontext() as times:
-        place = _run(recipe, sets, seed, engine, faults, out, resume, data_dir, device, workers, log, as_json)
+        place = _run(
+            recipe,
+            sets,
+            seed,
+            engine,
+            faults,
+            out,
+            resume,
+            accept,
+            data_dir,
+            device,
+            workers,
+            log,
+            as_json,
+        )
     if times is not None and place is not None:
         times.write(place / "trace.json")
         console.show_profile(times, console.err if as_json else console.out)
@@ -181,6 +202,7 @@ def _run(
     faults: Path | None,
     out: Path | None,
     resume: Path | None,
+    accept: bool,
     data_dir: Path | None,
     device: str | None,
     workers: int | None,
@@ -209,11 +231,13 @@ def _run(
                 _print_json(RunFolder.open(resume).report())
             console.say(f"{resume} is finished: there is nothing to go on with", console.err)
             return None
-        folder = RunFolder.resume(resume)
+        folder = RunFolder.resume(resume, accept)
         console.show_notes(folder.notes)
         loaded = folder.recipe
         with timed("data"):
             federation = loaded.federation(data_dir)
+    elif accept:
+        raise InputError("--accept-changes: nothing has changed yet; it is for --resume")
     elif recipe is None:
         raise InputError("RECIPE: missing; give a YAML file, or --resume with the folder of a run")
     else:
@@ -231,7 +255,15 @@ def _run(
     with console.bars(not as_json) as bars:
         callbacks: list[Callback] = [] if as_json else [ProgressBar(loaded.name, bars)]
         callbacks += [] if logger is None else [logger(folder.path)]
-        result = execute(loaded, federation, folder, engine=engine, workers=workers, callbacks=callbacks)
+        result = execute(
+            loaded,
+            federation,
+            folder,
+            engine=engine,
+            workers=workers,
+            callbacks=callbacks,
+            show=console.Hashing(bars),
+        )
     if as_json:
         _print_json(result.report())
     else:
@@ -686,7 +718,7 @@ def runs_show(run_dir: RunDir, as_json: AsJson = False) -> None:
     run = Overview.of(run_dir)
     about, held, events = run.summary(), run.checkpoints(), run.folder.events.read()
     if as_json:
-        _print_json({**about, "checkpoints": held, "events": events[-10:]})
+        _print_json({**about, "edited": run.edited, "checkpoints": held, "events": events[-10:]})
         return
     table = console.table(["checkpoint", "state"], ["validation", "size"])
     for one in held:
@@ -697,7 +729,8 @@ def runs_show(run_dir: RunDir, as_json: AsJson = False) -> None:
         name += ", the last work" if one["round"] > (run.rounds or 0) else ""
         state = "whole, best on validation data" if one["best"] else "whole"
         table.add_row(name, state, console.percent(one["validation"]), console.size(one["bytes"]))
-    remarks = [console.told(event) for event in events[-5:]]
+    remarks = [f"recipe.yaml has been edited since: {change}" for change in run.edited]
+    remarks += [console.told(event) for event in events[-5:]]
     if about["state"] == "stopped":
         remarks.append(f"to go on: mutua run --resume {run_dir}")
     at = "–" if about["round"] is None else about["round"]

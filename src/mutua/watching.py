@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from mutua import errors
 from mutua.history import History
 from mutua.rounds import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
-from mutua.text import percent, several
+from mutua.text import percent, several, size
 
 err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
@@ -85,6 +85,31 @@ def bars(wanted: bool = True) -> Iterator[Progress | None]:
         yield progress
     finally:
         progress.stop()
+
+
+LARGE = 10**9
+"""Bytes whose hashing is shown: about a second's work of a core."""
+
+
+class Hashing:
+    """Shows how far the hashing of a run's inputs has come, where that takes long."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress, self.task = progress, TaskID(-1)
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many bytes of so many."""
+        if total < LARGE:
+            return
+        label = f"hashing {size(total)} of data, to know it again"
+        if self.progress is None:
+            if self.task < 0:
+                _say(label)
+                self.task = TaskID(0)
+            return
+        if self.task < 0:
+            self.task = self.progress.add_task(label, total=total, at="", note="")
+        self.progress.update(self.task, completed=done, visible=done < total)
 
 
 class ProgressBar:

@@ -728,9 +728,9 @@ def test_without_umap_or_the_data_it_says_how_to_get_them(
     folder, _ = finished("fml", rounds=2)
     assert 'pip install "mutua[umap]"' in said(report(read(folder), load_data=True))
     gone = Path(shutil.copytree(folder, tmp_path / "run"))
-    recipe = yaml.safe_load((gone / "recipe.yaml").read_text())
-    recipe["data"]["name"] = "fashion-mnist"
-    (gone / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    record = json.loads((gone / "run.json").read_text())
+    record["recipe"] = record["recipe"].replace("mnist5k", "fashion-mnist")
+    (gone / "run.json").write_text(json.dumps(record))
     text = said(report(read(gone), load_data=True, data_dir=tmp_path))
     assert "the data of fml: " in text and "mutua data get fashion-mnist" in text
 

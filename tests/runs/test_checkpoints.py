@@ -35,7 +35,7 @@ from mutua.sections import Checkpoints as Settings
 from mutua.store import Commit, State, Store
 
 MARK = Mark(bytes=0, rows=0, sha256="")
-FACTS: dict[str, Any] = {"data": "", "versions": {}, "history": MARK, "ledger": MARK}
+FACTS: dict[str, Any] = {"versions": {}, "history": MARK, "ledger": MARK}
 
 
 def state(value: float) -> State:
@@ -366,8 +366,9 @@ MANIFESTS = {
     sealed(round="x"): "round",
     sealed(round=-2): "round",
     sealed(round=3): "another round",
-    sealed(format=2): "format",
-    sealed(data=...): "data",
+    sealed(format=3): "format",
+    sealed(versions=...): "versions",
+    sealed(inputs={"recipe": ""}): "inputs.sums",
     sealed(server={"round": 1, "bytes": 2**60, "sha256": ""}): "server.bytes",
     sealed(clients={"../../x": {"round": 1, "bytes": 1, "sha256": ""}}): "clients",
     sealed(clients={"/etc": {"round": 1, "bytes": 1, "sha256": ""}}): "clients",

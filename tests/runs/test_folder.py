@@ -292,7 +292,7 @@ def test_a_folder_whose_run_was_killed_before_it_began_is_used_again(
         execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, run))
     os.waitpid(child, 0)
     left = sorted(path.name for path in run.iterdir())
-    assert left == ["history.csv", "ledger.csv", "lock", "recipe.yaml.aside"]
+    assert left == ["history.csv", "ledger.csv", "lock", "participation.csv", "recipe.yaml.aside"]
     with pytest.raises(
         InputError, match=f"no run has begun there; begin one there: mutua run RECIPE --out {run}$"
     ):

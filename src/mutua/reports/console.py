@@ -20,6 +20,7 @@ from mutua.profile import Profile
 from mutua.result import Result
 from mutua.text import percent as percent
 from mutua.text import size as size
+from mutua.watching import Hashing as Hashing
 from mutua.watching import ProgressBar as ProgressBar
 from mutua.watching import bars as bars
 from mutua.watching import err as err

@@ -443,5 +443,4 @@ def _repeat(study: Study, load_data: bool) -> Iterator[str | Code]:
         yield "Versions: " + ", ".join(f"{package} {number}" for package, number in versions) + "."
     for label in study.labels:
         run = study.of(label)[0]
-        text = (run.path / "recipe.yaml").read_text(encoding="utf-8")
-        yield Code(text, folded=f"The recipe of {label}, seed {run.seed}")
+        yield Code(run.overview.text, folded=f"The recipe of {label}, seed {run.seed}")

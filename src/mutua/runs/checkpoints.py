@@ -21,10 +21,10 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from mutua import untrusted
 from mutua.errors import MutuaError, RunError
-from mutua.federation import Federation
 from mutua.message import DTYPES, Kind, Message, Part, Tensors
 from mutua.rounds import Standing
 from mutua.runs import files
+from mutua.runs.inputs import Inputs
 from mutua.runs.logs import Mark
 from mutua.sections import Checkpoints as Settings
 from mutua.spec import Spec
@@ -60,11 +60,11 @@ class Manifest(Spec):
 
     model_config = ConfigDict(extra="ignore")
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     round: int = Field(ge=-1)
     seconds: float = Field(ge=0)
-    data: str
-    """A sketch of the clients' data: a run goes on with the data it began with."""
+    inputs: Inputs | None = None
+    """What the run is made of; format 1 does not tell."""
     validation: float | None = None
     """Mean accuracy of the clients' predictors on their opted-in validation data, where it was evaluated."""
     versions: dict[str, str]
@@ -332,16 +332,3 @@ def _manifest(path: Path) -> Manifest:
 
 def _sum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def sketch(federation: Federation) -> str:
-    """A checksum of the clients, their labels and some of their samples: other data would give another."""
-    sum = hashlib.sha256()
-    for client in sorted(federation.clients, key=lambda client: client.id):
-        sum.update(repr((client.id, client.task.classes)).encode())
-        for samples in (client.train, client.val, client.test):
-            some = samples.x[:: max(1, len(samples) // 50)]
-            sum.update(repr((tuple(samples.x.shape), samples.x.dtype)).encode())
-            sum.update(some.contiguous().numpy().data)
-            sum.update(samples.y.contiguous().numpy().data)
-    return sum.hexdigest()

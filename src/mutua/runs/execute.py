@@ -10,6 +10,7 @@ from mutua.result import Result
 from mutua.rounds import Callback
 from mutua.runner import run
 from mutua.runs.folder import RunFolder
+from mutua.runs.inputs import Show
 from mutua.stopping import orderly
 
 
@@ -21,13 +22,15 @@ def execute(
     engine: str = "local",
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
+    show: Show | None = None,
 ) -> Result:
     """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it.
 
+    `show` is told how far the hashing of the run's inputs has come.
     Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can go on.
     """
     with folder.keeping(), orderly(folder.to_go_on):
-        standing = folder.begin(recipe, federation)
+        standing = folder.begin(recipe, federation, show)
         result = run(
             recipe.method,
             federation,

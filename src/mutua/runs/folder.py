@@ -19,7 +19,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache, partial
@@ -57,8 +57,9 @@ from mutua.rounds import (
     Stopped,
     Trained,
 )
-from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due, sketch
+from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due
 from mutua.runs.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
+from mutua.runs.inputs import Inputs, Show, changed_fields, inputs, listed, recipe_of
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
 from mutua.spec import PathLike, local_path
@@ -72,6 +73,8 @@ class Record(Kept):
     versions: dict[str, str]
     method: dict[str, Any]
     plan: Plan
+    recipe: str | None = None
+    """As it was executed, in YAML."""
     notes: tuple[str, ...] = ()
     summary: dict[str, Any]
 
@@ -94,6 +97,8 @@ class RunFolder:
         )
         self._standing: Standing | None = None
         self._code: list[str] = []
+        self._recipe: Recipe | None = None
+        self._accept, self._accepted = False, list[str]()
         self._lock: Lock | None = None
 
     @classmethod
@@ -112,8 +117,11 @@ class RunFolder:
         return folder
 
     @classmethod
-    def resume(cls, path: PathLike) -> RunFolder:
-        """The folder of a run that was stopped, at its newest whole checkpoint, else at its beginning."""
+    def resume(cls, path: PathLike, accept: bool = False) -> RunFolder:
+        """The folder of a run that was stopped, at its newest whole checkpoint, else at its beginning.
+
+        What the run is made of must be as it was, unless changes are to be accepted.
+        """
         path = local_path(path, "--resume")
         if not (path / "recipe.yaml").is_file():
             if not path.is_dir():
@@ -125,9 +133,10 @@ class RunFolder:
         plain(path)
         lock = Lock(path, "--resume")
         folder = cls(path)
-        folder._lock = lock
+        folder._lock, folder._accept = lock, accept
         try:
             folder._take_up()
+            folder._recipe = folder._agreed()
         except OSError as error:
             raise InputError(f"--resume: cannot write to {path}: {error.strerror}") from None
         return folder
@@ -148,10 +157,20 @@ class RunFolder:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the run."""
+        """The recipe of the run, as it was executed."""
+        return self._recipe or self._read_recipe(self.recorded)
+
+    def _read_recipe(self, text: str | None = None) -> Recipe:
+        """The recipe in this text, else in recipe.yaml; others may have written it."""
         path = self.path / "recipe.yaml"
         with others(path):
-            return Recipe.load(path)
+            return Recipe.load(path) if text is None else recipe_of(text)
+
+    @property
+    def recorded(self) -> str | None:
+        """The recipe as it was executed, by the run's record or newest checkpoint: recipe.yaml may be edited."""
+        told = self.record.recipe if self.finished else None
+        return told or (None if self._was is None else self._was.recipe)
 
     def _take_up(self) -> None:
         """Find where the run stands. What is not whole is said and stepped over: the run makes it again."""
@@ -200,9 +219,36 @@ class RunFolder:
             seconds=manifest.seconds,
         )
 
-    def begin(self, recipe: Recipe, federation: Federation) -> Standing:
-        """Write down what begins, or what goes on; where the run stands."""
-        self._settings, self._saved, self._data = recipe.checkpoints, time.monotonic(), sketch(federation)
+    def _agreed(self) -> Recipe:
+        """The recipe as the run began with it; where it was edited, that is refused or accepted."""
+        recipe, was = self._read_recipe(), self._was
+        if was is not None:
+            fields = changed_fields(self._read_recipe(was.recipe).dump(), recipe.dump())
+            self._changed(f"recipe.yaml: {change}" for change in fields)
+        elif self.checkpoints.newest is not None:
+            self.notes.append("an older mutua began this run; whether what it is made of has changed is not known")
+        return recipe
+
+    @property
+    def _was(self) -> Inputs | None:
+        """What the run was made of when it was saved."""
+        return None if self.checkpoints.newest is None else self.checkpoints.newest.inputs
+
+    def _changed(self, changes: Iterable[str]) -> None:
+        """Refuse changes, or go on with them and say so for good."""
+        found = list(changes)
+        if found and not self._accept:
+            raise InputError(
+                f"--resume: {listed(found)}; a run goes on with what it began with: undo that (a path counts from "
+                "where you are, a data set's name from --data-dir), begin a new run, or add --accept-changes"
+            )
+        assert self._standing is not None
+        self._accepted += (f"since round {self._standing.round}: {change}" for change in found)
+
+    def begin(self, recipe: Recipe, federation: Federation, show: Show | None = None) -> Standing:
+        """Write down what begins, or what goes on; where the run stands. `show` how far hashing has come."""
+        self._settings, self._saved = recipe.checkpoints, time.monotonic()
+        self._inputs = inputs(recipe, federation, show)
         self._code = recipe.code
         if self._standing is None:
             self.write_recipe(recipe)
@@ -212,12 +258,11 @@ class RunFolder:
                 "begun", schema=SCHEMA, **about, clients=clients, versions=versions(), command=command()
             )
             return Standing()
-        newest = self.checkpoints.newest
-        if newest is not None and newest.data != self._data:
-            raise InputError(
-                f"--resume: the data is not what {self.path} began with; go on in the folder where you began, "
-                "with the same --data-dir"
-            )
+        if self._was is not None:
+            self._changed(self._was.changed(self._inputs))
+            earlier = self._was.accepted
+            self._inputs = self._inputs.model_copy(update={"accepted": (*earlier, *self._accepted)})
+        self.notes += (f"accepted {change}" for change in self._accepted)
         self.events.add("resumed", schema=SCHEMA, round=self._standing.round, versions=versions())
         for note in self.notes:
             self.events.add("note", text=note)
@@ -308,7 +353,7 @@ class RunFolder:
         history, ledger, participation = self._tables
         manifest = self.checkpoints.write(
             standing,
-            data=self._data,
+            inputs=self._inputs,
             validation=standing.validation,
             versions=versions(),
             history=history.mark,
@@ -341,7 +386,8 @@ class RunFolder:
             versions=versions(),
             method=base.spec(job.method),
             plan=job.plan,
-            notes=result.federation.notes,
+            recipe=self._inputs.recipe,
+            notes=(*result.federation.notes, *(f"changed {change}" for change in self._inputs.accepted)),
             summary=result.summary(),
         )
         write(self.path / "run.json", to_json(record.model_dump(mode="json")) + "\n")
@@ -457,7 +503,7 @@ def new_folder(path: PathLike, but: Callable[[Path], bool] = lambda _: False) ->
 
 def _not_begun(path: Path) -> bool:
     """Whether this is a file that a run leaves which is killed before it has written its recipe."""
-    headers = {"history.csv": Row._fields, "ledger.csv": Entry._fields}
+    headers = {"history.csv": Row._fields, "ledger.csv": Entry._fields, "participation.csv": Turn._fields}
     try:
         if path.name == "lock":
             return path.stat().st_size <= 20

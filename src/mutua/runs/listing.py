@@ -13,6 +13,7 @@ from mutua.errors import InputError, line
 from mutua.explain import explain
 from mutua.runs.files import in_use, size
 from mutua.runs.folder import RunFolder
+from mutua.runs.inputs import changed_fields
 from mutua.sections import Checkpoints as Settings
 from mutua.spec import PathLike, local_path
 
@@ -26,18 +27,31 @@ class Overview:
 
     folder: RunFolder
     recipe: Mapping[str, Any]
+    """As it was executed."""
+    text: str
+    """The same in YAML."""
+    edited: tuple[str, ...] = ()
+    """What recipe.yaml says otherwise."""
 
     @classmethod
     def of(cls, path: PathLike) -> Overview:
         """Look at a run's folder."""
         folder = RunFolder(path)  # which refuses one whose files may be anything
         try:
-            recipe = untrusted.from_yaml(untrusted.text(folder.path / "recipe.yaml", untrusted.RECIPE))
+            text = untrusted.text(folder.path / "recipe.yaml", untrusted.RECIPE)
+            found = untrusted.from_yaml(text)
         except (OSError, ValueError):
+            found = text = None
+        if not isinstance(found, dict) or text is None:
+            raise InputError(f"RUN: {path} has no readable recipe.yaml; give the folder that 'mutua run' named")
+        recorded = folder.recorded
+        try:
+            recipe = found if recorded is None else untrusted.from_yaml(recorded)
+        except ValueError:
             recipe = None
         if not isinstance(recipe, dict):
-            raise InputError(f"RUN: {path} has no readable recipe.yaml; give the folder that 'mutua run' named")
-        return cls(folder, recipe)
+            raise InputError(f"RUN: {path}: the recipe in its record cannot be read; it is damaged")
+        return cls(folder, recipe, recorded or text, tuple(changed_fields(recorded or text, text)))
 
     @property
     def state(self) -> str:

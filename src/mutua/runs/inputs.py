@@ -1,0 +1,281 @@
+"""What a run is made of: its recipe, and a checksum of every input. A run goes on with the same, or not at all.
+
+All of the clients' data and opt-out masks, the common test set, the public set, graphs, starting weights, and the
+source of users' own code: of a method, model or censor the module, and the modules beside it that it uses.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import reprlib
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from mutua import untrusted
+from mutua.data.samples import Samples
+from mutua.engines.workers import cores
+from mutua.errors import InputError, line
+from mutua.federation import Federation
+from mutua.imports import by_path
+from mutua.models import Architecture, registry
+from mutua.recipe import Recipe
+from mutua.spec import Spec
+from mutua.topology import KINDS
+
+Show = Callable[[int, int], None]
+"""Is told how many bytes are hashed, and of how many."""
+
+CHUNK = 2**24
+"""Bytes that a thread hashes at once."""
+KNOWN = {"mutua", "torch", "pydantic", "pydantic_core", "numpy", "networkx", *sys.stdlib_module_names}
+"""Packages that are not the user's own code: a checkpoint tells their versions."""
+MOST = 3
+"""So many changes are told by name."""
+
+
+class Inputs(Spec):
+    """The recipe as it is executed, and the checksums of all else that a run is made of."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    recipe: str
+    """In YAML."""
+    sums: dict[str, str]
+    """SHA-256, by what it is of: "the training data of client c0"."""
+    accepted: tuple[str, ...] = ()
+    """Changes with which the run went on because somebody asked for it."""
+
+    def changed(self, now: Inputs) -> list[str]:
+        """What of all but the recipe is not as it was, in words."""
+        found = [f"{name} has changed" for name, sum in self.sums.items() if now.sums.get(name, sum) != sum]
+        found += [f"{name} is gone" for name in self.sums if name not in now.sums]
+        return found + [f"{name} is new" for name in now.sums if name not in self.sums]
+
+
+def recipe_of(text: str) -> Recipe:
+    """The recipe in a run's record."""
+    try:
+        return Recipe.of(untrusted.from_yaml(text))
+    except (untrusted.Unreadable, TypeError, ValueError) as error:
+        raise InputError(f"RUN: the recipe in its record cannot be read: {error}") from None
+
+
+def changed_fields(was: str, now: str) -> list[str]:
+    """The fields in which two recipes, in YAML, differ: "optimizer.lr was 0.05, is 0.45"."""
+    before, after = (dict(_fields(untrusted.from_yaml(text))) for text in (was, now))
+
+    def told(fields: Mapping[str, Any], name: str) -> str:
+        return line(reprlib.repr(fields[name])) if name in fields else "not there"
+
+    names = [name for name in before | after if before.get(name, KeyError) != after.get(name, KeyError)]
+    return [f"{name} was {told(before, name)}, is {told(after, name)}" for name in names]
+
+
+def _fields(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
+    """All values of a tree by their dotted names."""
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(tree, dict):
+        inner = tree.items()
+    elif isinstance(tree, list):
+        inner = enumerate(tree)
+    else:
+        yield name, tree
+    for key, value in inner:
+        yield from _fields(value, f"{name}.{key}" if name else str(key))
+
+
+def listed(changes: Sequence[str]) -> str:
+    """The first of them."""
+    rest = len(changes) - MOST
+    return "; ".join(changes[:MOST]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def inputs(recipe: Recipe, federation: Federation, show: Show | None = None) -> Inputs:
+    """What this run is made of, hashed by as many threads as there are cores."""
+    return Inputs(recipe=recipe.dump(), sums=_sums(dict(_held(recipe, federation)), show))
+
+
+Part = bytes | Tensor | Path
+
+
+def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Part]]]:
+    """Everything that is hashed, by name."""
+    for client in federation.clients:
+        for split, samples in (("training", client.train), ("val", client.val), ("test", client.test)):
+            yield f"the {split} data of client {client.id}", [repr(client.domain).encode(), *_samples(samples)]
+        if client.opt_in is not None:
+            yield f"the opt-out mask of client {client.id}", [client.opt_in]
+    if federation.test is not None:
+        yield "the common test set", _samples(federation.test)
+    if federation.public is not None:
+        owners = sorted(federation.public.parts.items())
+        parts = [part for owner, samples in owners for part in (owner.encode(), *_samples(samples))]
+        yield "the public set", parts
+    if isinstance(recipe.topology, str | Path):
+        if recipe.topology not in KINDS:
+            yield f"the graph {recipe.topology}", [Path(recipe.topology)]
+    else:
+        yield "the graph of topology", [repr(sorted(map(repr, recipe.topology.edges(data=True)))).encode()]
+    architectures = [federation.global_model, *(client.model for client in federation.clients)]
+    unique = {id(one): one for one in [*architectures, *_architectures(recipe.method)] if one is not None}
+    for architecture in unique.values():
+        if architecture.init is not None:
+            yield f"the file of starting weights {architecture.init}", [architecture.init]
+        if isinstance(made := _made_by(architecture), nn.Module):
+            state = made.state_dict()
+            parts = [part for name, array in state.items() for part in (name.encode(), array)]
+            yield f"the starting weights of the model {architecture.label}", parts
+    code = [type(recipe.method), *map(_made_by, unique.values())]
+    if recipe.opt_out is not None and recipe.opt_out.censor is not None:
+        code.append(by_path(recipe.opt_out.censor, "opt_out.censor"))
+    yield from _sources(code)
+
+
+def _samples(samples: Samples) -> list[Part]:
+    arrays = [samples.x, samples.y, samples.domain, samples.opted_out]
+    return [
+        repr((samples.classes, samples.preprocess, samples.domains)).encode(),
+        *(a for a in arrays if a is not None),
+    ]
+
+
+def _architectures(value: object) -> Iterator[Architecture]:
+    """The models that a method's options name, such as a gate."""
+    if isinstance(value, Architecture):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _architectures(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _architectures(one)
+
+
+def _made_by(architecture: Architecture) -> Any:
+    """The factory, class or module behind an architecture."""
+    if not isinstance(architecture.name, str):
+        return architecture.name
+    return registry.find(architecture.name) if architecture.registered else by_path(architecture.name, "models")
+
+
+def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[Part]]]:
+    """The modules of users' own that these come from, and those beside them that they use."""
+    waiting: list[str] = []
+    for one in objects:
+        owner = one if inspect.isclass(one) or inspect.isroutine(one) else type(one)
+        for part in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
+            name = str(part.__module__)
+            if _file(name) is not None:
+                waiting.append(name)
+            elif _top(name) not in KNOWN:
+                try:  # of a notebook, perhaps
+                    yield f"the code of {part.__qualname__}", [inspect.getsource(part).encode()]
+                except (OSError, TypeError):
+                    continue  # which cannot be read
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        file = _file(name)
+        if name in seen or file is None:
+            continue
+        seen.add(name)
+        yield f"the code of {name}", [file]
+        waiting += (other for other in _imported(name, file) if _beside(other, name))
+
+
+def _imported(module: str, file: Path) -> Iterator[str]:
+    """What may be modules in the import statements of a module."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # compiled, perhaps
+        return
+    package = getattr(sys.modules[module], "__package__", None)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            with suppress(ImportError):  # of more dots than there are packages
+                base = resolve_name("." * node.level + base, package or module) if node.level else base
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module of the user's own, if it has one."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return None if path is None or _top(module) in KNOWN else Path(path)
+
+
+def _beside(other: str, module: str) -> bool:
+    """Whether two modules are of one package, or stand in one folder that is nobody else's."""
+    if _top(other) == _top(module):
+        return True
+    roots = [_root(name) for name in (other, module)]
+    installed = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    return roots[0] is not None and roots[0] == roots[1] and str(roots[0]) not in installed
+
+
+def _root(module: str) -> Path | None:
+    """The folder from which a module, or the package it is in, is imported."""
+    file = _file(_top(module))
+    if file is None:
+        return None
+    return file.parent.parent if hasattr(sys.modules[_top(module)], "__path__") else file.parent
+
+
+def _sums(held: Mapping[str, Sequence[Part]], show: Show | None) -> dict[str, str]:
+    """The checksum of each: of the checksums of its parts, chunk by chunk."""
+    pieces = [(name, piece) for name, parts in held.items() for part in parts for piece in _pieces(part)]
+    made = {name: hashlib.sha256() for name in held}
+    total, done = sum(_size(piece) for _, piece in pieces), 0
+    with ThreadPoolExecutor(cores()) as pool:
+        for (name, piece), digest in zip(pieces, pool.map(_digest, (piece for _, piece in pieces)), strict=True):
+            made[name].update(digest)
+            done += _size(piece)
+            if show is not None:
+                show(done, total)
+    return {name: sum.hexdigest() for name, sum in made.items()}
+
+
+def _pieces(part: Part) -> Iterator[Part]:
+    """Parts that many threads can hash at once."""
+    if not isinstance(part, Tensor):
+        yield part
+        return
+    yield repr((tuple(part.shape), part.dtype)).encode()
+    flat = part.detach().reshape(len(part), -1) if part.dim() and len(part) else part.detach().reshape(1, -1)
+    rows = max(1, CHUNK // max(1, flat[0].nbytes))
+    yield from flat.split(rows)
+
+
+def _size(piece: Part) -> int:
+    if isinstance(piece, Path):
+        return piece.stat().st_size if piece.is_file() else 0
+    return piece.nbytes if isinstance(piece, Tensor) else len(piece)
+
+
+def _digest(piece: Part) -> bytes:
+    if isinstance(piece, Tensor):
+        return hashlib.sha256(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data).digest()
+    if isinstance(piece, bytes):
+        return hashlib.sha256(piece).digest()
+    if not piece.is_file():  # who needs it will say so
+        return b""
+    with piece.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
