@@ -155,17 +155,17 @@ class Federation:
                 object.__setattr__(self, "public", replace(self.public, parts=parts))
 
     def _class_lists(self) -> dict[str, tuple[str, ...]]:
-        """By client, what it labels by: all classes with a whole global, else its own, alike if the sets are."""
+        """By client, what it labels by: all classes with a whole global, else its own, in one order if alike."""
         if not self.partial:
             return dict.fromkeys([client.id for client in self.clients], self.classes)
-        own = {c.id: c.known_classes if self._opting else c.train.classes for c in self._in_order}
+        own = {c.id: c.known_classes if self.opting else c.train.classes for c in self._in_order}
         # Clients that have opted out whole have no say in the others' order, nor in whether they are alike.
         heard = [own[client.id] for client in self._in_order if client.takes_part]
         alike = len({frozenset(names) for names in heard}) == 1
         return {i: heard[0] if alike and {*names} == {*heard[0]} else names for i, names in own.items()}
 
     @property
-    def _opting(self) -> bool:
+    def opting(self) -> bool:
         """Whether anything may be opted out."""
         return any(client.opt_in is not None for client in self.clients)
 
@@ -174,7 +174,7 @@ class Federation:
         try:
             return client.relabelled(classes)
         except InputError:
-            if not self._opting:
+            if not self.opting:
                 raise
             if self.partial and not client.takes_part:
                 return client
@@ -209,7 +209,7 @@ class Federation:
     @property
     def classes(self) -> tuple[str, ...]:
         """All clients' classes that may be known, in the order in which they first appear among clients by id."""
-        opting = self._opting
+        opting = self.opting
         own = (client.known_classes if opting else client.train.classes for client in self._in_order)
         return tuple(dict.fromkeys(name for names in own for name in names))
 

@@ -85,7 +85,10 @@ class Standing:
     seconds: float = 0.0
     participation: Sequence[Turn] = ()
     validation: float | None = None
-    """Mean accuracy of the clients' predictors on opted-in validation data, where this round was evaluated."""
+    """Mean accuracy of the clients' predictors on validation data, where this round was evaluated.
+
+    Where samples are opted out: of the global, on opted-in ones.
+    """
 
     def __repr__(self) -> str:
         return f"Standing(after round {self.round}, {several(len(self.stores), 'client')}, {self.seconds:.1f} s)"
@@ -200,6 +203,8 @@ class Rounds:
         self.server.topology.check(self.ids)
         said = self.job.method.reply_bytes(self.federation, self.job.plan)
         self.longest = TOO_LONG * said or LIMIT
+        # A predictor may have learned at home what is opted out, and a checkpoint holds the global too.
+        self.judged = "global" if self.federation.opting and self.job.method.needs_global else "predictor"
         self.drawable = self.federation.drawable(self.job.method.needs_global)
         self.history.extend(self.standing.history)
         self.ledger.extend(self.standing.ledger)
@@ -265,7 +270,7 @@ class Rounds:
             history=Upto(self.history),
             ledger=Upto(self.ledger),
             participation=Upto(self.participation),
-            validation=self.history.validation("predictor", min(round, self.job.plan.rounds)),
+            validation=self.history.validation(self.judged, min(round, self.job.plan.rounds)),
             seconds=seconds,
         )
         self._emit(Reached(self.standing))

@@ -66,7 +66,7 @@ class Manifest(Spec):
     inputs: Inputs | None = None
     """What the run is made of; format 1 does not tell."""
     validation: float | None = None
-    """Mean accuracy of the clients' predictors on their opted-in validation data, where it was evaluated."""
+    """`Standing.validation`, where this round was evaluated."""
     versions: dict[str, str]
     history: Mark
     ledger: Mark
