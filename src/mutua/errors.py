@@ -78,6 +78,10 @@ class Refused(MutuaError):
     """A message that may not pass: the message says whose, what and why."""
 
 
+class LeftOut(UserWarning):
+    """Clients that were left out of rounds of a run, or that never trained."""
+
+
 def line(text: str, most: int = 2000) -> str:
     """Text as one line of at most so many characters; what cannot be printed is written as an escape."""
     shown = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

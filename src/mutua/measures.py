@@ -206,6 +206,10 @@ class Dealt(Protocol):
         """Its method's name."""
 
     @property
+    def alone(self) -> bool:
+        """Whether its clients train alone, as long as they would in a federation."""
+
+    @property
     def position(self) -> Mapping[str, str]:
         """Its place in a grid: a label an axis."""
 
@@ -220,11 +224,12 @@ _Run = TypeVar("_Run", bound=Dealt)
 def alone(run: _Run, runs: Iterable[_Run]) -> _Run | None:
     """The same clients without each other: the run of `independent` that was dealt the same data.
 
-    Of several that of the nearest cell; none for a run that is no federation.
+    Not one in which clients train only when they are drawn: that is less than what they could do alone. Of several
+    that of the nearest cell; none for a run that is no federation.
     """
     if run.method in ("independent", "centralised"):
         return None
-    found = [other for other in runs if other.method == "independent" and other.dealt == run.dealt]
+    found = [other for other in runs if other.alone and other.dealt == run.dealt]
     return max(found, key=lambda other: len(other.position.items() & run.position.items()), default=None)
 
 

@@ -63,13 +63,6 @@ class Attendance:
         """Whether nothing went wrong."""
         return not any(getattr(self, what) for what in WRONG)
 
-    def __str__(self) -> str:
-        said = [f"answered {self.answered} of {self.asked} rounds"]
-        for what in WRONG:
-            for reason, rounds in _few(getattr(self, what)).items():
-                said.append(f"{what} in {'rounds' if len(rounds) > 1 else 'round'} {spans(rounds)}: {reason}")
-        return "; ".join(said)
-
     def summary(self) -> dict[str, Any]:
         """A client's part of a run's JSON: rounds by reason, as text, since they may be thousands."""
         told = {
@@ -114,6 +107,21 @@ class Participation(Log[Turn]):
         if outcome not in ("trained", "unfinished", "unevaluated"):
             mine.asked += 1
             mine.answered += outcome in ("merged", "answered", "idle")
+
+
+def left_out(clients: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Of clients as in a run's JSON, a line for each that something went wrong with or that never trained."""
+    said = []
+    for client in clients:
+        part = client.get("participation") or {}
+        wrong = [(what, reason, at) for what in WRONG for reason, at in part.get(what, {}).items()]
+        told = [f"{client['id']}: answered {part.get('answered', 0)} of {part.get('asked', 0)} rounds"]
+        told += [f"{what} ({'round' if at.isdecimal() else 'rounds'} {at}): {why}" for what, why, at in wrong]
+        if not client.get("trained", True):
+            told.append("never trained, so its own model is out of the mean")
+        if len(told) > 1:
+            said.append("; ".join(told))
+    return said
 
 
 def spans(rounds: Iterable[int]) -> str:

@@ -24,12 +24,11 @@ from mutua.message import Message, Tensors
 from mutua.models import Architecture
 from mutua.modules import Modules
 from mutua.participant import Job, Participant
-from mutua.participation import Attendance, Participation
+from mutua.participation import Attendance, Participation, left_out
 from mutua.privacy import Guarantee, guarantee
 from mutua.store import State
 from mutua.text import Sheet, percent, several, size, some
 
-NEVER = "; it never trained, so it is out of the mean"
 REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
 
 
@@ -197,12 +196,8 @@ class Result:
         return [client for client in self.clients if model != "predictor" or client.trained]
 
     def left_out(self) -> list[str]:
-        """A line for each client of which something went wrong or that never trained."""
-        return [
-            f"{client.id}: {client.attendance}{'' if client.trained else NEVER}"
-            for client in self.clients
-            if not (client.attendance.whole and client.trained)
-        ]
+        """A line for each client that something went wrong with or that never trained: rounds and reasons."""
+        return left_out([client.summary() for client in self.clients])
 
     def _domains(self) -> dict[str, float | None] | None:
         """FedH2L's metrics, mean over clients, where clients have domains."""

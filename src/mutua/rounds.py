@@ -278,7 +278,7 @@ class Rounds:
     def _exchange(self, round: int) -> None:
         """Brief, train, merge what may be merged."""
         method, plan = self.job.method, self.job.plan
-        drawn = self.job.plan.draw(self.drawable, round)
+        drawn = sorted(self.drawable) if method.works_alone else plan.draw(self.drawable, round)
         self._emit(RoundStarted(round, tuple(drawn)))
         briefs = self._briefs(round, drawn)
         for client, brief in briefs.items():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mutua.errors import InputError, suggest
+from mutua.errors import InputError, LeftOut, line, suggest
 from mutua.explain import checked
 from mutua.faults import Faults
 from mutua.federation import Federation, build
@@ -21,6 +22,8 @@ from mutua.rounds import Callback, Engine, Rounds, Standing
 from mutua.spec import whole_number
 
 ENGINES = ["local"]
+TOLD = 5
+"""So many clients that were left out are told of in a warning."""
 
 
 def run(
@@ -95,7 +98,12 @@ def run(
     ]
     seconds = time.perf_counter() - began
     shared = server.state.get("global")
-    return Result(job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation)
+    result = Result(job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation)
+    if missed := result.left_out():
+        many = f"; and {len(missed) - TOLD} more" if len(missed) > TOLD else ""
+        said = f"{len(missed)} of {len(clients)} clients were left out of rounds: {'; '.join(missed[:TOLD])}{many}"
+        warnings.warn(LeftOut(line(said)), stacklevel=2)
+    return result
 
 
 def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:

@@ -86,6 +86,12 @@ class Planned:
         return self.recipe.method.name
 
     @property
+    def alone(self) -> bool:
+        """Whether its clients train alone, in every round."""
+        full = self.recipe.method.works_alone or self.recipe.client_fraction == 1
+        return self.method == "independent" and full
+
+    @property
     def position(self) -> Mapping[str, str]:
         """Its labels by axis."""
         return self.cell.labels

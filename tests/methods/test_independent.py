@@ -13,13 +13,14 @@ import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
 from mutua.data.public import Public
-from mutua.errors import InputError
+from mutua.errors import InputError, LeftOut
 from mutua.federation import Client, Federation
 from mutua.learning.trainer import Trainer
 from mutua.message import Tensors
 from mutua.methods import Centralised, FedAvg, Independent
 from mutua.modules import Modules
 from mutua.participant import Participant
+from mutua.runner import run
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
@@ -155,3 +156,20 @@ def test_one_client_centralised_or_federated_or_alone_sees_the_same_number_of_sa
     simulate(FedAvg(), federate([9, 12, 7]), rounds=2)
     assert central == 2 * 7  # 28 samples in batches of 4
     assert len(steps) == 2 * (3 + 3 + 2)
+
+
+def test_alone_a_client_trains_in_every_round_whatever_fraction_is_drawn_or_out_of_reach(
+    federate: Federate, identical: Identical
+) -> None:
+    """What it is compared with: the same work as in a federation of which everybody is a part."""
+    plan: dict[str, Any] = {"rounds": 4, "batch_size": 4, "device": "cpu"}
+    whole = run(Independent(), federate([9, 8, 7, 6]), **plan)
+    away = {"dropout": [{"clients": ["b"], "rounds": [1, 2]}]}
+    for more in ({"client_fraction": 0.25}, {"client_fraction": 0.25, "faults": away}):
+        found = run(Independent(), federate([9, 8, 7, 6]), **plan, **more)
+        for client, other in zip(found.clients, whole.clients, strict=True):
+            assert identical(client.state["personal"], other.state["personal"])
+            assert client.attendance.answered == 4
+    with pytest.warns(LeftOut, match="1 of 4 clients were left out .* never trained"):
+        drawn = run(Independent(drawn_only=True), federate([9, 8, 7, 6]), **plan, client_fraction=0.25, seed=2)
+    assert sum(client.attendance.asked for client in drawn.clients) == 4

@@ -32,7 +32,7 @@ class FaultyEngine:
 
     def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
         """Take the job, with a method that is late or breaks down."""
-        self.seed = job.plan.seed
+        self.seed, self.alone = job.plan.seed, job.method.works_alone
         self.engine.open(replace(job, method=_failing(job.method, self.faults)), federation, stores)
 
     def start(self) -> None:
@@ -41,7 +41,9 @@ class FaultyEngine:
 
     def train(self, round: int, briefs: Briefs) -> Replies:
         """Of those that are there; what they reply may not be what comes."""
-        there = {c: brief for c, brief in briefs.items() if not self.faults.absent(self.seed, c, round)}
+        there = dict(briefs)
+        if not self.alone:  # who needs nobody works out of reach too
+            there = {c: brief for c, brief in there.items() if not self.faults.absent(self.seed, c, round)}
         replies = dict(self.engine.train(round, there))
         for client, reply in replies.items():
             if isinstance(reply, Reply) and reply.message is not None:

@@ -87,6 +87,11 @@ class Method(Spec, ABC):
         return False
 
     @property
+    def works_alone(self) -> bool:
+        """Whether clients need nobody: each works in every round, drawn or not, reached or not."""
+        return False
+
+    @property
     def made_at_end(self) -> bool:
         """Whether what a client serves with is made after the last round: evaluations before are of another."""
         return self.stops_early

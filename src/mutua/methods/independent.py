@@ -26,6 +26,13 @@ class Independent(Method):
     patience: int | None = Field(None, ge=1)
     """With it a client trains once, until validation says stop, instead of rounds × epochs."""
     most_epochs: int = Field(200, ge=1)
+    drawn_only: bool = False
+    """Train in those rounds only for which a client is drawn (`client_fraction`), as FML with α = 1 does."""
+
+    @property
+    def works_alone(self) -> bool:
+        """Unless with `drawn_only`."""
+        return not self.drawn_only
 
     @property
     def stops_early(self) -> bool:

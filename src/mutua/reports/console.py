@@ -149,22 +149,26 @@ def show_result(result: Result) -> None:
     """One run: a row a client."""
     summary = result.summary()
     opting = any(client["opted_out"] for client in summary["clients"])
-    columns = ["samples", *["opted out"] * opting, "predictor", "global", "sent"]
+    columns = ["samples", *["opted out"] * opting, "answered", "predictor", "global", "sent"]
     clients, mean = table(["client", "model"], columns), summary["mean"]
     for client in summary["clients"]:
         scores = [percent(client["accuracy"][model]) for model in ("predictor", "global")]
         sent = size(result.ledger.bytes("up", client["id"]))
+        part = client["participation"]
+        rounds = f"{part['answered']}/{part['asked']}"
         held = [str(client["samples"]), *[str(client["opted_out"])] * opting]
-        clients.add_row(client["id"], client["model"], *held, *scores, sent)
+        clients.add_row(client["id"], client["model"], *held, rounds, *scores, sent)
     clients.add_section()
     for label, key, sent in (
         ("mean", "accuracy", size(summary["bytes"]["up"])),
         ("weighted", "accuracy_by_samples", ""),
     ):
         scores = [percent(mean[model][key]) for model in ("predictor", "global")]
-        clients.add_row(label, "", "", *[""] * opting, *scores, sent)
+        clients.add_row(label, "", "", "", *[""] * opting, *scores, sent)
     remarks = [
-        "predictor: the model that a client serves with; weighted: by test samples",
+        "answered: of the rounds in which it was asked; predictor: the model that a client serves with; "
+        "weighted: by test samples",
+        *few(result.left_out()),
         f"left the clients: {what_left(result)}",
         f"differential privacy: {result.guarantee or 'none'}",
     ]
@@ -183,6 +187,11 @@ def show_result(result: Result) -> None:
         remarks += [f"options: {told}"]
     when = SELECTIONS[plan.selection]
     show(f"{summary['method']}: accuracy (%) on each client's own test data {when}", clients, *remarks)
+
+
+def few(said: Sequence[str], most: int = 10) -> list[str]:
+    """The first lines, and how many there are more."""
+    return [*said[:most], *([f"and {len(said) - most} more clients: see run.json"] if len(said) > most else [])]
 
 
 def show_profile(profile: Profile, to: Console) -> None:

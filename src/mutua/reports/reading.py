@@ -74,6 +74,15 @@ class Run:
         return self.overview.method
 
     @property
+    def alone(self) -> bool:
+        """Whether its clients train alone, in every round; older runs, without `drawn_only`, did not."""
+        options = self.section("method")
+        drawn_only = options.get("drawn_only", True) if isinstance(options, Mapping) else True
+        return self.method == "independent" and (
+            not drawn_only or self.section("client_fraction") in (None, 1, 1.0)
+        )
+
+    @property
     def seed(self) -> int:
         """Its seed."""
         return self.overview.seed or 0
@@ -82,6 +91,11 @@ class Run:
     def summary(self) -> Mapping[str, Any] | None:
         """What a finished run says of its results."""
         return None if self.numbers is None else self.numbers.summary
+
+    @property
+    def untrained(self) -> set[str]:
+        """Clients that serve with a model that was never trained."""
+        return set() if self.numbers is None else self.numbers.untrained
 
     def section(self, key: str) -> Any:
         """A section of its recipe."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mutua.errors import InputError, MutuaError
 from mutua.measures import ABOUT
-from mutua.reports import pictures, quality, verdicts
+from mutua.reports import attendance, pictures, quality, verdicts
 from mutua.reports.figures import COLOURS, Picture, colours, labels, slug
 from mutua.reports.labels import counts_by_client
 from mutua.reports.reading import Run, Study, believing, common
@@ -85,6 +85,7 @@ def _report(study: Study, load_data: bool, data_dir: PathLike | None) -> Report:
         Section("Results", (*_results(study), *_differences(study), *quality.metrics(study))),
         Section("Learning curves", tuple(_curves(study, colour))),
         Section("Clients", tuple(_clients(study, colour))),
+        Section("Who took part", tuple(attendance.section(study))),
         Section("Which classes are taken for which", tuple(quality.confusions(study, missing))),
         Section("Newcomers", tuple(_newcomers(study))),
         Section("Who holds which labels", tuple(_labels(study, data))),
@@ -97,7 +98,7 @@ def _report(study: Study, load_data: bool, data_dir: PathLike | None) -> Report:
         missing.append(
             "training labels, PCA of features and UMAP of the data: they need the data; give --load-data"
         )
-    if not any(run.method == "independent" for run in study.runs):
+    if not any(run.alone for run in study.runs):
         missing.append("who is better off than alone: there is no run of method independent on the same data")
     sections += [
         Section("What this report lacks", tuple(dict.fromkeys(missing))),

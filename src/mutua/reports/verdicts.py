@@ -51,7 +51,7 @@ def verdicts(study: Study, label: str) -> list[ClientVerdict]:
 
 
 def _accuracy(run: Run, client: str) -> float | None:
-    return run.clients.get(client, {}).get("predictor")
+    return None if client in run.untrained else run.clients.get(client, {}).get("predictor")
 
 
 def section(study: Study) -> Iterator[str | Table]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
+from mutua.errors import LeftOut
 from mutua.federation import Federation
 from mutua.recipe import Recipe
 from mutua.result import Result
@@ -29,8 +31,9 @@ def execute(
     `show` is told how far the hashing of the run's inputs has come.
     Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can go on.
     """
-    with folder.keeping(), orderly(folder.to_go_on):
+    with folder.keeping(), orderly(folder.to_go_on), warnings.catch_warnings():
         standing = folder.begin(recipe, federation, show)
+        warnings.simplefilter("ignore", LeftOut)  # whoever runs recipes reads it in tables and files
         result = run(
             recipe.method,
             federation,

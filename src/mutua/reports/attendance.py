@@ -1,0 +1,48 @@
+"""Who took part in which rounds, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mutua.participation import WRONG
+from mutua.reports.reading import Study
+from mutua.reports.tables import Cell, Table
+
+MOST = 40
+"""So many clients of a run are listed; run.json has all."""
+
+
+def section(study: Study) -> Iterator[str | Table]:
+    """A row for each client that something went wrong with or that never trained; a sentence where none did."""
+    rows: list[tuple[Cell, ...]] = []
+    remarks = [
+        "answered: rounds whose work was done and, where it was sent, merged; asked: rounds it was drawn for"
+    ]
+    told = False
+    for run in (run for label in study.labels for run in study.of(label)):
+        known = [client for client in (run.summary or {}).get("clients", []) if "participation" in client]
+        told = told or bool(known)
+        mine: list[tuple[Cell, ...]] = []
+        for client in known:
+            part = client["participation"]
+            why = [f"{what} in {at}: {reason}" for what in WRONG for reason, at in part[what].items()]
+            if not client["trained"]:
+                why.append("never trained, so its own model is out of all means")
+            if why:
+                seed = (str(run.seed),) if len(study.seeds) > 1 else ()
+                name = str(client["id"])
+                mine.append((name, run.label, *seed, "; ".join(why), int(part["asked"]), int(part["answered"])))
+        rows += mine[:MOST]
+        if len(mine) > MOST:
+            remarks.append(f"{run.label}, seed {run.seed}: {len(mine) - MOST} more clients; run.json has all")
+    if rows:
+        heads = (
+            "client",
+            "method",
+            *(("seed",) if len(study.seeds) > 1 else ()),
+            "what went wrong, in which rounds",
+        )
+        title = "Clients that were left out of rounds"
+        yield Table("attendance", title, heads, ("asked", "answered"), tuple(rows), tuple(remarks))
+    elif told:
+        yield "Every client answered in every round in which it was asked."
