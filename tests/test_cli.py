@@ -113,7 +113,7 @@ def test_run_prints_a_table_and_leaves_a_folder(command: Command, tmp_path: Path
     assert done.err.splitlines()[-1].startswith("tiny: round 1/1, global ")
     assert max(map(len, done.out.splitlines())) <= 80
     own = 100 * last(folder, "c0", "predictor")
-    assert re.search(rf"^c0 +mlp +14 +{own:.1f} ", done.out, re.MULTILINE)
+    assert re.search(rf"^c0 +mlp +14 +1/1 +{own:.1f} ", done.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("method", ["fml", "fedavg", "independent"])

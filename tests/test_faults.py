@@ -31,6 +31,8 @@ from mutua.rounds import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 
+pytestmark = pytest.mark.filterwarnings("ignore::mutua.errors.LeftOut")
+
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]

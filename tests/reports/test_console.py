@@ -73,7 +73,15 @@ def test_a_result(finished: Runs, printed: Callable[[], str]) -> None:
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     up = result.ledger.bytes("up", "c1")
     own = percent(result.clients[1].accuracy())
-    assert rows["c1"] == ["c1", "mlp", "14", own, percent(result.clients[1].accuracy("global")), *size(up).split()]
+    assert rows["c1"] == [
+        "c1",
+        "mlp",
+        "14",
+        "1/1",
+        own,
+        percent(result.clients[1].accuracy("global")),
+        *size(up).split(),
+    ]
     assert rows["mean"][1] == percent(result.mean_accuracy())
     assert f"global on the common test set: {percent(summary['global']['accuracy'])} %, loss " in text
     assert "left the clients: weights (meme), count (samples)" in text

@@ -166,8 +166,8 @@ def show_result(result: Result) -> None:
         scores = [percent(mean[model][key]) for model in ("predictor", "global")]
         clients.add_row(label, "", "", "", *[""] * opting, *scores, sent)
     remarks = [
-        "answered: of the rounds in which it was asked; predictor: the model that a client serves with; "
-        "weighted: by test samples",
+        "predictor: the model that a client serves with; weighted: by test samples",
+        "answered: rounds whose work was done and accepted / rounds it was asked for",
         *few(result.left_out()),
         f"left the clients: {what_left(result)}",
         f"differential privacy: {result.guarantee or 'none'}",
