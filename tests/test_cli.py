@@ -128,7 +128,17 @@ def test_json_has_these_keys_and_these_numbers(command: Command, tmp_path: Path,
     assert report["global"]["accuracy"] == (last(tmp_path / "x", "global", "global") if shares else None)
     assert [client["id"] for client in report["clients"]] == ["c0", "c1"]
     for client in report["clients"]:
-        assert set(client) == {"id", "model", "samples", "opted_out", "test_samples", "accuracy"}
+        assert set(client) == {
+            "id",
+            "model",
+            "samples",
+            "opted_out",
+            "test_samples",
+            "trained",
+            "serves_since",
+            "participation",
+            "accuracy",
+        }
         assert (client["model"], client["samples"]) == ("mlp", 14)
         own = last(tmp_path / "x", client["id"], "predictor")
         shared = last(tmp_path / "x", client["id"], "global") if shares else None
