@@ -112,7 +112,7 @@ def test_last_work_that_failed(federate: Federate) -> None:
         ):
             result = mutua.run(method, federate([9, 8, 7]), selection="last5", **PLAN)
         b = result.clients[1]
-        assert b.trained is trained and b.attendance.unfinished == {"ValueError: out of luck": [5]}
+        assert b.trained is trained and list(b.attendance.unfinished.values()) == [[5]]
         assert [client.serves_since for client in result.clients] == [4, 1, 4]
 
 
