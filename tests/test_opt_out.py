@@ -2,26 +2,155 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
 
 from mutua import partitions
+from mutua.cli import app
 from mutua.data.samples import Samples
+from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.history import History
 from mutua.methods import FedAvg
+from mutua.recipe import Recipe
 from mutua.rounds import Event, Reached, Standing
 from mutua.runner import run
 
 Blobs = Callable[..., Samples]
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
+
+
+# A mask that goes with the data, and what is shown of it
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> dict[str, Any]:
+    """Three clients: arrays, a folder with a list, and arrays that are wholly opted out."""
+    rng = np.random.default_rng(0)
+
+    def pixels(n: int) -> np.ndarray:
+        return rng.integers(0, 256, (n, 5, 5)).astype(np.uint8)
+
+    y = np.arange(40) % 2
+    np.savez(tmp_path / "north.npz", x=pixels(40), y=y, withheld=np.arange(40) % 4 == 0)
+    np.savez(tmp_path / "west.npz", x=pixels(40), y=y, withheld=np.ones(40, dtype=bool))
+    for k, image in enumerate(pixels(40)):
+        (tmp_path / "south" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "south" / "ab"[k % 2] / f"{k:02d}.png")
+    (tmp_path / "south" / "withheld.txt").write_text("a/00.png\nb/01.png\n\na/02.png\n")
+    places = {"north": "north.npz", "south": "south", "west": "west.npz"}
+    kinds = {"north": "arrays", "south": "folder", "west": "arrays"}
+    return {
+        "clients": [
+            {
+                "id": name,
+                "data": {"name": kinds[name], "path": str(tmp_path / path), "classes": ["a", "b"]},
+                "model": {"name": "mlp", "width": 0.05},
+            }
+            for name, path in places.items()
+        ],
+        "models": {"global": {"name": "mlp", "width": 0.05}},
+        "method": {"name": "mixture", "mixture_epochs": 1},
+        "opt_out": {"mask": "withheld"},
+        "rounds": 1,
+        "device": "cpu",
+    }
+
+
+def written(tmp_path: Path, tree: dict[str, Any]) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return str(path)
+
+
+def test_masks_of_arrays_and_folders_on_the_command_line(
+    sites: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`data show`, the table of a run and both JSONs tell each client's number of opted-out training samples."""
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, sites)
+    federation = Recipe.load(path).federation()
+    assert federation.classes == ("a", "b")
+    assert [client.opted_out for client in federation.clients] == [7, 2, 28]
+    assert [len(client.train) for client in federation.clients] == [28, 28, 28]
+    assert federation.test is not None and len(federation.test) == len(
+        federation["north"].opted_in_of("test")
+    ) + len(federation["south"].opted_in_of("test"))
+    assert str(federation).splitlines()[1].split()[-2:] == ["opted", "out"]
+
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words], env={"COLUMNS": "120"})
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    counts = json.loads(said("data", "show", path, "--json"))
+    assert [client["opted_out"] for client in counts["clients"]] == [7, 2, 28]
+    assert "opted out" in said("data", "show", path)
+    table = said("run", path, "--out", "run", "--workers", "1")
+    rows = {line.split()[0]: line.split() for line in table.splitlines() if line.split()}
+    assert "opted out" in table and [rows[name][3] for name in ("north", "south", "west")] == ["7", "2", "28"]
+    summary = json.loads(said("run", path, "--out", "again", "--workers", "1", "--json"))
+    assert [client["opted_out"] for client in summary["clients"]] == [7, 2, 28]
+
+
+def test_a_mask_that_is_not_there_or_does_not_fit_opts_nobody_in(sites: dict[str, Any], tmp_path: Path) -> None:
+    listed, x, y = tmp_path / "south" / "withheld.txt", np.zeros((4, 5, 5), np.uint8), np.arange(4) % 2
+
+    def refused(reason: str, **changes: Any) -> None:
+        with pytest.raises(InputError, match=reason):
+            Recipe.of(sites | changes).federation()
+
+    refused("clients.north.data: opt_out.mask: .*has no array 'secret'", opt_out={"mask": "secret"})
+    listed.write_text("a/00.png\na/99.png\n")
+    refused("withheld.txt: .*line 2: there is no image 'a/99.png'")
+    listed.unlink()
+    refused("clients.south.data: opt_out.mask: .*has no list file 'withheld' or 'withheld.txt'")
+    (tmp_path / "withheld").write_text("a/00.png")  # one level up
+    assert Recipe.of(sites).federation()["south"].opted_out <= 1
+    for mask in (np.zeros(3, dtype=bool), np.zeros(4)):
+        np.savez(tmp_path / "north.npz", x=x, y=y, withheld=mask)
+        refused(
+            r"opt_out.mask: 'withheld' of .*north.npz is .*; it must be one true or false for each of 4 samples"
+        )
+    known = {"data": "mnist5k", "partition": {"kind": "iid", "clients": 2}, "clients": None}
+    refused("data: opt_out.mask: 'withheld', but mnist5k is neither", **known)
+    with pytest.raises(
+        InputError, match=r"data.opted_out: bool \(3,\); it must be one true or false for each of 4"
+    ):
+        Samples.of(x, y, opted_out=[True, False, True])
+
+
+def test_declared_classes_are_matched_by_name_or_by_number(sites: dict[str, Any], tmp_path: Path) -> None:
+    """By name where the data names its own; whoever's labels do not fit is told so."""
+
+    def federation(which: int, classes: list[Any]) -> Federation:
+        entry = sites["clients"][which]
+        data = entry["data"] | {"classes": classes}
+        return Recipe.of(
+            sites | {"clients": [entry | {"data": data}], "opt_out": None, "method": "fml"}
+        ).federation()
+
+    assert federation(1, ["c", "b", "a"]).classes == ("c", "b", "a")
+    assert sorted(federation(1, ["c", "b", "a"])["south"].train.y.unique().tolist()) == [1, 2]
+    assert federation(0, [5, 6, 7]).classes == ("5", "6", "7")
+    with pytest.raises(InputError, match=r"clients.south.data: classes: b in the data, but not among a"):
+        federation(1, ["a"])
+    with pytest.raises(InputError, match=r"north.*label 1 is out of range; 1 classes"):
+        federation(0, ["a"])
+    with pytest.raises(InputError, match=r"'a' is named twice"):
+        federation(1, ["a", "b", "a"])
 
 
 # What selects

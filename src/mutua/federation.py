@@ -149,10 +149,18 @@ class Federation:
         if len({*lists.values()}) == 1:
             (classes,) = {*lists.values()}
             if self.test is not None:
-                object.__setattr__(self, "test", self.test.relabelled(classes))
+                object.__setattr__(self, "test", self._common_test(self.test, classes))
             if self.public is not None:
                 parts = {owner: part.relabelled(classes) for owner, part in self.public.parts.items()}
                 object.__setattr__(self, "public", replace(self.public, parts=parts))
+
+    def _common_test(self, test: Samples, classes: Sequence[str]) -> Samples:
+        try:
+            return test.relabelled(classes)
+        except InputError as error:
+            if not self.opting:
+                raise
+            raise InputError(f"test: {error}; declare all classes (in a recipe: data.classes)") from None
 
     def _class_lists(self) -> dict[str, tuple[str, ...]]:
         """By client, what it labels by: all classes with a whole global, else its own, in one order if alike."""
@@ -186,13 +194,16 @@ class Federation:
         shared = "no global model" if self.global_model is None else f"global {self.global_model.label}"
         common = "" if self.test is None else f", {several(len(self.test), 'common test sample')}"
         counts = several(len(self.clients), "client"), several(len(self.classes), "class", "classes")
+        sizes = {split: [len(getattr(c, split)) for c in self.clients] for split in ("train", "val", "test")}
+        if self.opting:
+            sizes["opted out"] = [c.opted_out for c in self.clients]
         rows = [
-            (c.id, c.model.label, some(_held(c)), *(f"{len(s):,}" for s in (c.train, c.val, c.test)))
-            for c in self.clients
+            (c.id, c.model.label, some(_held(c)), *(f"{numbers[k]:,}" for numbers in sizes.values()))
+            for k, c in enumerate(self.clients)
         ]
         notes = [f"public: {self.public}"] if self.public is not None else []
         notes += [f"note: {note}" for note in self.notes]
-        heads = ("client", "model", "classes", "train", "val", "test")
+        heads = ("client", "model", "classes", *sizes)
         return Sheet(f"Federation of {', '.join(counts)}; {shared}{common}", heads, rows, remarks=notes, left=3)
 
     def __repr__(self) -> str:

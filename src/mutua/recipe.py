@@ -311,7 +311,7 @@ def _deal(
     whole = alone and train.opted_out is not None and bool(train.opted_out.all())
     if whole:  # so there is nothing else to keep it from
         train = replace(train, opted_out=None)
-        val, test = (part and replace(part, opted_out=None) for part in (val, test))
+        val, test = (None if part is None else replace(part, opted_out=None) for part in (val, test))
     try:
         dealt = split_and_deal(
             train,

@@ -290,6 +290,9 @@ def _source(
     declared: Sequence[str] | None = None,
 ) -> Source:
     """The arrays as samples, with the classes that are declared, that the set names, or that its labels show."""
+    if declared is not None and len({*declared}) < len(declared):
+        twice = next(name for name in declared if list(declared).count(name) > 1)
+        raise InputError(f"classes: '{twice}' is named twice; class names must differ")
     named = arrays.classes or (known.class_names if known else None)
     train, test = _as_read(name, arrays, image_size, known, named or declared)
     read_off = known is None and declared is None and (named is None or arrays.by_folder)

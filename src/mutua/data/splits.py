@@ -119,7 +119,8 @@ def split_and_deal(
         known = {name: part for name, part in parts.items() if part is not None}
         known = dict(zip(known, settled(list(known.values())), strict=True))
         hidden = {n: p.take(p.opted_out.nonzero()[:, 0]) for n, p in known.items() if p.opted_out is not None}
-        train, val, test = known["train"].opted_in, *(p and p.opted_in for p in map(known.get, ("val", "test")))
+        known = {name: part.opted_in for name, part in known.items()}
+        train, val, test = known["train"], known.get("val"), known.get("test")
         if not len(train):
             raise InputError("opt_out: every sample is opted out; at least one must be in")
     if test is not None:
