@@ -14,7 +14,7 @@ import typer
 
 import mutua
 from mutua import errors, stopping
-from mutua.errors import InputError, MutuaError, RunError, line
+from mutua.errors import InputError, MutuaError, RunError, line, short_of_memory
 from mutua.streams import enduring
 
 # Commands import what they use, so that `mutua --help` need not wait for torch.
@@ -828,6 +828,8 @@ def _carry_out() -> int:
     except Exception as error:
         if stopping.stopped():  # some packages, broken off while they are loaded, raise what they like
             return _complain("stopped by Ctrl-C", 1)
+        if short_of_memory(error):
+            return _complain("there was no memory left; free some, raise its limit (ulimit), or use less data", 1)
         if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find
             raise
         said = (

@@ -16,6 +16,9 @@ MOST = 10
 """So many complaints are said."""
 
 
+TRUTH = "truth_for_a_number"
+"""The kind of a complaint, ours and not pydantic's: true or false where a number is meant."""
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -64,6 +67,8 @@ def _line(detail: ErrorDetails, model: type[BaseModel], at: str) -> str:
     if kind == "literal_error":
         allowed = re.findall("'([^']*)'", context["expected"])
         return f"{field}: {value}; {suggest(str(given), allowed)}"
+    if kind == TRUTH:
+        return ".".join(filter(None, [field, detail["msg"]]))
     if kind == "value_error":
         message = detail["msg"].removeprefix("Value error, ")
         return f"{field}: {message}" if field else message
@@ -72,10 +77,11 @@ def _line(detail: ErrorDetails, model: type[BaseModel], at: str) -> str:
 
 
 # Pydantic's complaints that people meet, in plain words.
-_WHOLE, _NUMBER, _TREE = "a whole number", "a number", "keys and values, such as {{key: value}}"
+WHOLE, NUMBER, _TREE = "a whole number", "a number", "keys and values, such as {{key: value}}"
 WORDS = {
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), _WHOLE),
-    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), _NUMBER),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), WHOLE),
+    **dict.fromkeys(("float_parsing", "float_type"), NUMBER),
+    "finite_number": "a finite number",
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "dataclass_type"), _TREE),
     **dict.fromkeys(("list_type", "tuple_type"), "a list, such as [a, b]"),

@@ -48,7 +48,7 @@ class Data(_Section):
 
     name: str
     path: Path | None = None
-    image_size: int | None = Field(None, ge=1)
+    image_size: int | None = Field(None, ge=1, le=8192)
     classes: tuple[str, ...] | None = Field(None, min_length=1)
     layout: Layout | None = None
     channels: Literal[3] | None = None

@@ -4,13 +4,14 @@ import operator
 import os
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from mutua import untrusted
 from mutua.errors import InputError
-from mutua.explain import explain
+from mutua.explain import NUMBER, TRUTH, WHOLE, explain
 
 PathLike = str | os.PathLike[str]
 """A path as people give one."""
@@ -19,7 +20,22 @@ PathLike = str | os.PathLike[str]
 class Spec(BaseModel):
     """Fields that cannot be changed or misspelt. Built when first used, so that `import mutua` stays quick."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, values: Any) -> Any:
+        """Python takes true for 1: `clients: true` would be a federation of one."""
+        for name, field in cls.model_fields.items() if isinstance(values, dict) else ():
+            key = name if name in values else field.alias
+            value = values.get(key)
+            held = value if isinstance(value, list | tuple) else [value]
+            if any(type(one).__name__ in ("bool", "bool_") for one in held):  # Python's or NumPy's
+                parts = _parts(field.annotation)
+                if parts & {int, float} and bool not in parts:
+                    told = {"field": key, "value": str(value), "wanted": NUMBER if float in parts else WHOLE}
+                    raise PydanticCustomError(TRUTH, "{field}: {value}; it must be {wanted}", told)
+        return values
 
     def __init__(self, /, *values: Any, **fields: Any) -> None:
         name = type(self).__name__
@@ -43,6 +59,11 @@ class Spec(BaseModel):
         except ValidationError:
             kind = type(self).__name__
             raise InputError(f"{kind}.{name}: a {kind} is frozen; make another, with {name}=...") from None
+
+
+def _parts(annotation: Any) -> set[Any]:
+    """Every type that an annotation names, within unions and lists too."""
+    return {annotation}.union(*map(_parts, get_args(annotation))) if get_args(annotation) else {annotation}
 
 
 def local_path(given: PathLike, field: str) -> Path:

@@ -258,8 +258,8 @@ def _check(
         if not bool(torch.isfinite(xt).all()):
             bad = int((~torch.isfinite(xt)).flatten(1).any(1).sum())
             raise InputError(f"{name}.x: NaN or infinity in {bad} of {len(xt)} samples; clean or drop them")
-    if yt.dtype.is_floating_point:
-        if not bool((yt == yt.round()).all()):
+    if yt.dtype.is_complex or yt.dtype.is_floating_point:
+        if yt.dtype.is_complex or not bool((torch.isfinite(yt) & (yt == yt.round())).all()):
             raise InputError(f"{name}.y: labels must be whole numbers (indices into the class names)")
     elif yt.dtype == torch.bool:
         yt = yt.to(torch.uint8)

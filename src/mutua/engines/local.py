@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mutua.engines.workers import TRIES, Task, Workers, can_fork, cores, given_up
-from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, short_of_memory
+from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, RunError, short_of_memory
 from mutua.federation import Federation
 from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.message import Message, Tensors
@@ -54,7 +54,12 @@ class LocalEngine:
         # Without a deadline, a lone worker or client had better stay here.
         number = (cores() if place == "cpu" else 1) if self.workers is None else self.workers
         wanted = can_fork() and (deadline is not None or (number > 1 and len(self.stores) > 1))
-        self._crew = Workers(self._do, number, len(self.stores), place) if wanted else None
+        try:
+            self._crew = Workers(self._do, number, len(self.stores), place) if wanted else None
+        except RunError:  # no processes or memory for them: one by one, here, comes to the same bytes
+            if self.workers is not None or deadline is not None:
+                raise
+            self._crew = None
         self._mishaps: list[tuple[str, str]] = [] if self._crew is None else self._crew.mishaps
 
     def start(self) -> None:

@@ -60,6 +60,8 @@ class _Turn:
         return self.task.deadline - self.ran - (time.perf_counter() - self.since)
 
 
+LONGEST = 1e6
+"""Seconds that can be waited for; there is no need to end a wait that is longer."""
 TRIES = 3
 """So often is done what this machine failed in, before its client is left out."""
 OURS = "this machine's failure, not the client's own"
@@ -217,7 +219,7 @@ class Workers:
         longest = max(max(turn.task.cost, turn.ran) for turn in turns)
         switch = max(0.002, longest / 4) if len(turns) > self.number else math.inf
         soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))
-        return None if soonest == math.inf else soonest
+        return None if soonest > LONGEST else soonest
 
     def _pause(self, turn: _Turn, pause: bool) -> None:
         if pause == (turn.since is not None):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mutua import untrusted
 from mutua.errors import InputError, suggest
+from mutua.explain import TRUTH
 from mutua.imports import factory_by_path, in_hand, path_of, permit
 from mutua.models import registry
 from mutua.models.parts import Size, sides
@@ -122,6 +123,8 @@ class Architecture(Spec):
 def _one_line(error: ValidationError) -> str:
     """The first complaint of pydantic, in our words."""
     first = error.errors()[0]
+    if first["type"] == TRUTH:
+        return f"models.{first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         return f"models.{field}: no such field; {suggest(field, list(_EXPECTED))}"

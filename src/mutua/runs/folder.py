@@ -32,7 +32,7 @@ import torch
 from safetensors import SafetensorError
 
 import mutua
-from mutua.errors import InputError, RunError
+from mutua.errors import InputError, RunError, short_of_memory
 from mutua.federation import Federation
 from mutua.history import History, Row
 from mutua.imports import others
@@ -284,6 +284,8 @@ class RunFolder:
                 self._remove()
             raise
         except Exception as error:  # a mistake in mutua or in a method of the user's own: its trace is needed
+            if short_of_memory(error):
+                raise RunError(self._stopped("there was no memory left", "free some; ")) from error
             error.add_note(self._stopped(f"stopped by {type(error).__name__}"))
             raise
         finally:
