@@ -26,6 +26,7 @@ from mutua.methods import FedAvg
 from mutua.recipe import Recipe
 from mutua.rounds import Event, Reached, Standing
 from mutua.runner import run
+from mutua.sections import PublicSet
 
 Blobs = Callable[..., Samples]
 Federate = Callable[..., Federation]
@@ -130,6 +131,30 @@ def test_a_mask_that_is_not_there_or_does_not_fit_opts_nobody_in(sites: dict[str
         InputError, match=r"data.opted_out: bool \(3,\); it must be one true or false for each of 4"
     ):
         Samples.of(x, y, opted_out=[True, False, True])
+
+
+def test_folders_that_are_called_by_large_numbers_are_names(tmp_path: Path) -> None:
+    """They are not counted through, as labels are."""
+    for k in range(12):
+        place = tmp_path / "f" / f"{20240101 + k % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4), k, np.uint8)).save(place / f"{k:02d}.png")
+    (tmp_path / "f" / "out.txt").write_text("20240101/00.png")
+    federation = Recipe.of(
+        {
+            "data": {"name": "folder", "path": str(tmp_path / "f")},
+            "partition": {"kind": "iid", "clients": 1},
+            "models": {"global": "mlp"},
+            "method": "mixture",
+            "opt_out": {"mask": "out"},
+        }
+    ).federation()
+    assert federation.classes == ("20240101", "20240102")
+
+
+def test_what_is_opted_out_cannot_be_made_public(sites: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="public: samples are opted out"):
+        PublicSet(share=0.2).applied(Recipe.of(sites).federation(), 0, lambda client: len(client.train))
 
 
 def test_declared_classes_are_matched_by_name_or_by_number(sites: dict[str, Any], tmp_path: Path) -> None:

@@ -110,8 +110,9 @@ class Client:
     @property
     def known_classes(self) -> tuple[str, ...]:
         """Its classes as the federation may know them: those declared, and those that opted-in samples show."""
-        held = [self.opted_in, self.opted_in_of("val"), self.opted_in_of("test")]
-        return known_classes([replace(part, opted_out=None, declared=self.train.declared) for part in held])
+        shown = {"train": self.opt_in, "val": self.shown("val"), "test": self.shown("test")}
+        declared = self.train.declared
+        return known_classes([(replace(getattr(self, n), declared=declared), m) for n, m in shown.items()])
 
     def relabelled(self, classes: Sequence[str]) -> Client:
         """The same client with labels as indices into `classes`, matched by name."""

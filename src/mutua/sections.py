@@ -55,6 +55,8 @@ class PublicSet(Spec):
         split: Literal["train", "test"] = "train",
     ) -> Federation:
         """The federation with its public set; `whole` is how many samples the share is of, taken from `split`."""
+        if federation.opting:
+            raise InputError("public: samples are opted out, and what is public cannot be; give one of the two")
         if self.path is not None:
             return replace(federation, public=self._read(federation, seed))
         clients, parts = [], {}

@@ -182,22 +182,24 @@ def together(parts: Sequence[Samples]) -> Samples:
     return replace(parts[0], x=x, y=y, domain=None, domains=(), opted_out=None)
 
 
-def known_classes(parts: Sequence[Samples]) -> tuple[str, ...]:
-    """The classes of these samples as the federation may know them: those declared, and those of opted-in samples.
+def known_classes(parts: Sequence[tuple[Samples, Tensor | None]]) -> tuple[str, ...]:
+    """The classes as the federation may know them: those declared, and those of shown samples (None: all).
 
     Labels that are numbers are counted through, as where they are read off all samples.
     """
-    declared = list(dict.fromkeys(n for p in parts for n in (p.classes if p.declared is None else p.declared)))
-    shown = {part.classes[c] for part in parts for c in part.opted_in.y.unique().tolist()} - {*declared}
-    if shown and all(name.isdecimal() for name in shown):
-        shown = {str(i) for i in range(max(map(int, shown)) + 1)} - {*declared}
-        return (*declared, *sorted(shown, key=int))
-    return (*declared, *sorted(shown))
+    held = [part for part, _ in parts]
+    declared = list(dict.fromkeys(n for p in held for n in (p.classes if p.declared is None else p.declared)))
+    labels = [(part.classes, part.y if shown is None else part.y[shown]) for part, shown in parts]
+    found = {classes[c] for classes, y in labels for c in y.unique().tolist()} - {*declared}
+    if found and all(name.isdecimal() and int(name) < MOST_NUMBERED for name in found):
+        found = {str(i) for i in range(max(map(int, found)) + 1)} - {*declared}
+        return (*declared, *sorted(found, key=int))
+    return (*declared, *sorted(found))
 
 
 def settled(parts: Sequence[Samples]) -> list[Samples]:
     """The same samples with a list of classes in which no label that is opted out had a say."""
-    names = known_classes(parts)
+    names = known_classes([(part, None if part.opted_out is None else ~part.opted_out) for part in parts])
     try:
         return [replace(part.relabelled(names), declared=None) for part in parts]
     except InputError:
