@@ -76,8 +76,8 @@ def test_version_and_help(command: Command) -> None:
     [
         (
             "run",
-            "--set --seed --engine --out --resume --accept-changes --data-dir --device --workers --log --profile "
-            "--faults --trust-code --json",
+            "--set --seed --engine --out --resume --rounds --accept-changes --data-dir --device --workers --log "
+            "--profile --faults --trust-code --json",
         ),
         ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --minutes --json"),
         ("reproduce", "--list --all --scale --seeds --minutes --workers --data-dir --out --write"),

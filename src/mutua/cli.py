@@ -145,6 +145,12 @@ def run(
         Path | None,
         typer.Option(help="Go on with the run in this folder, to the same bytes. No RECIPE.", metavar="DIR"),
     ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="With --resume: make the run so many rounds long, also where it is finished.", min=0, metavar="N"
+        ),
+    ] = None,
     accept: Annotated[
         bool,
         typer.Option(
@@ -167,7 +173,7 @@ def run(
     trust_code: TrustCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe, or go on with a run that was stopped."""
+    """Run a recipe, or go on with a run: one that was stopped, or with more rounds."""
     from mutua.engines.workers import cores
     from mutua.profile import Profile
     from mutua.reports import console
@@ -182,6 +188,7 @@ def run(
             faults,
             out,
             resume,
+            rounds,
             accept,
             data_dir,
             device,
@@ -202,6 +209,7 @@ def _run(
     faults: Path | None,
     out: Path | None,
     resume: Path | None,
+    rounds: int | None,
     accept: bool,
     data_dir: Path | None,
     device: str | None,
@@ -226,18 +234,19 @@ def _run(
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"{name}: a run goes on with its own recipe; leave it out beside --resume")
-        if RunFolder(resume).finished:
+        if RunFolder(resume).finished and rounds in (None, RunFolder.open(resume).plan.rounds):
             if as_json:
                 _print_json(RunFolder.open(resume).report())
             console.say(f"{resume} is finished: there is nothing to go on with", console.err)
             return None
-        folder = RunFolder.resume(resume, accept)
+        folder = RunFolder.resume(resume, accept, rounds)
         console.show_notes(folder.notes)
         loaded = folder.recipe
         with timed("data"):
             federation = loaded.federation(data_dir)
-    elif accept:
-        raise InputError("--accept-changes: nothing has changed yet; it is for --resume")
+    elif accept or rounds is not None:
+        given_too = "--accept-changes" if accept else f"--rounds: {rounds}"
+        raise InputError(f"{given_too}: it is for --resume; a new run is as its recipe says (--set rounds=N)")
     elif recipe is None:
         raise InputError("RECIPE: missing; give a YAML file, or --resume with the folder of a run")
     else:

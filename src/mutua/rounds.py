@@ -90,6 +90,12 @@ class Standing:
     Where samples are opted out: of the global, on opted-in ones.
     """
 
+    def unfinished(self, rounds: int) -> Standing:
+        """The same before the clients' last work after so many rounds, but for the rows that came of that."""
+        stores = {client: store.upto(rounds) for client, store in self.stores.items()}
+        known = self.validation if self.round < rounds else None
+        return replace(self, round=min(self.round, rounds), stores=stores, validation=known)
+
     def __repr__(self) -> str:
         return f"Standing(after round {self.round}, {several(len(self.stores), 'client')}, {self.seconds:.1f} s)"
 
@@ -217,6 +223,7 @@ class Rounds:
         last = self.job.plan.rounds + 1
         self._emit(Started(self.job, self.federation))
         try:
+            self._catch_up(self.standing.round)
             for round in range(self.standing.round + 1, last + 1):
                 if round == 0:
                     self._start()
@@ -231,6 +238,16 @@ class Rounds:
             self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
             raise
         self._emit(Finished())
+
+    def _catch_up(self, round: int) -> None:
+        """The evaluation that a longer plan has after what was the last round of a shorter one."""
+        plan = self.job.plan
+        if not 0 <= round < plan.rounds:
+            return
+        owed = round % plan.evaluate_every == 0
+        if owed and all(self.history.evaluated(client, "predictor") != round for client in self.ids):
+            self._evaluate(round)
+            self._emit(RoundEnded(round, self.history, self.ledger))
 
     def _start(self) -> None:
         self.job.method.open(self.server)

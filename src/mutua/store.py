@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from mutua.errors import RunError
 from mutua.message import Message, Tensors
 
@@ -53,6 +56,30 @@ class Store:
         self.commits = [*before[-1:], Commit(round, state, reply, terms or {})]
 
     @property
+    def changed(self) -> bool:
+        """Whether the newest commit's state is another than the one before it; not, where only one is known."""
+        if len(self.commits) < 2:
+            return False
+        old, new = self.commits[-2].state, self.commits[-1].state
+        if [(group, list(arrays)) for group, arrays in old.items()] != [(g, list(a)) for g, a in new.items()]:
+            return True
+        return not all(_same(array, new[group][name]) for group, a in old.items() for name, array in a.items())
+
+    def upto(self, round: int) -> Store:
+        """As it was after this round's work. A later commit without an earlier one has changed no state."""
+        before = [commit for commit in self.commits if commit.round <= round]
+        return Store(before or [Commit(round, commit.state, None) for commit in self.commits[-1:]])
+
+    @property
     def state(self) -> State:
         """The newest committed state."""
         return self.commits[-1].state if self.commits else {}
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two arrays have the same bytes."""
+    if a is b:
+        return True
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return torch.equal(*(array.detach().cpu().contiguous().view(-1).view(torch.uint8) for array in (a, b)))

@@ -140,7 +140,11 @@ def other_weights() -> None:
 CHANGES: dict[str, tuple[dict[str, Any], Callable[[], None], str]] = {
     "rate": (PEERS, edit("x/recipe.yaml", "lr: 0.05", "lr: 0.45"), "recipe.yaml: optimizer.lr was 0.05, is 0.45"),
     "seed": (PEERS, edit("x/recipe.yaml", "seed: 0", "seed: 8"), "recipe.yaml: seed was 0, is 8"),
-    "rounds": (PEERS, edit("x/recipe.yaml", "rounds: 3", "rounds: 7"), "recipe.yaml: rounds was 3, is 7"),
+    "rounds": (
+        PEERS,
+        edit("x/recipe.yaml", "rounds: 3", "rounds: 7"),
+        "recipe.yaml: rounds was 3, is 7; say by --rounds how",
+    ),
     "a line less": (PEERS, edit("x/recipe.yaml", "topology: ring.txt\n", ""), "topology was 'ring.txt', is 'all'"),
     "path": (SHARED, edit("x/recipe.yaml", "path: data.npz", "path: ring.txt"), "data.path was 'data.npz', is 'r"),
     **{f"image {n}": (PEERS, lambda n=n: flip_image(n), " data of client c") for n in (0, 7, 131, 299)},  # type: ignore[misc]

@@ -55,6 +55,14 @@ class File(Spec):
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=64)]
 
 
+class Marks(Spec):
+    """Where the files that grow ended."""
+
+    history: Mark
+    ledger: Mark
+    participation: Mark
+
+
 class Manifest(Spec):
     """What a checkpoint is made of. A newer mutua may have put in more, under the same format."""
 
@@ -73,11 +81,21 @@ class Manifest(Spec):
     participation: Mark | None = None
     server: File | None = None
     clients: dict[Id, File]
+    before: dict[Id, File] = Field(default_factory=dict)
+    """What clients kept before their last work, where that has changed it: a longer run goes on from there."""
+    unfinished: Marks | None = None
+    """Where the rows ended before the clients' last work, where this is after it."""
+
+    @property
+    def files(self) -> list[tuple[str, File]]:
+        """The clients' files."""
+        return [*self.clients.items(), *self.before.items()]
 
     @property
     def bytes(self) -> int:
         """What its array files take; some are other checkpoints' too."""
-        return sum(file.bytes for file in [*self.clients.values(), *([self.server] if self.server else [])])
+        own = [self.server] if self.server else []
+        return sum(file.bytes for file in [*self.clients.values(), *self.before.values(), *own])
 
 
 class Checkpoints:
@@ -107,30 +125,45 @@ class Checkpoints:
         judged = [(m.validation, -m.round, m) for m in self.kept.values() if m.validation is not None]
         return max(judged, key=lambda found: found[:2])[2] if judged else None
 
-    def write(self, standing: Standing, **facts: Any) -> Manifest:
-        """Save where a run stands: clients' files, the server's, and then the manifest that makes them count."""
-        known = self.newest.clients if self.newest else {}
+    def write(self, standing: Standing, *, last: int | None = None, **facts: Any) -> Manifest:
+        """Save where a run stands: clients' files, the server's, and then the manifest that makes them count.
+
+        `last` is the round of the clients' last work: what they kept before it is saved too.
+        """
+        known = {(client, file.round): file for manifest in self.kept.values() for client, file in manifest.files}
         clients: dict[str, File] = {}
+        before: dict[str, File] = {}
         with files.together() as made:
+
+            def put(client: str, commit: Commit) -> File:
+                if (client, commit.round) not in known:
+                    # What the server has merged already it will not ask for again.
+                    reply = commit.reply if commit.round > standing.round else None
+                    data = encode(
+                        commit.state, reply, client=client, round=commit.round, terms=_told(commit.terms)
+                    )
+                    known[client, commit.round] = _described(commit.round, data)
+                    made.write(self._client(client, commit.round), *data)
+                return known[client, commit.round]
+
             for client, store in sorted(standing.stores.items()):
                 if not store.commits:
                     continue
-                last = store.commits[-1]
-                if client in known and known[client].round == last.round:
-                    clients[client] = known[client]
-                else:
-                    # What the server has merged already it will not ask for again.
-                    reply = last.reply if last.round > standing.round else None
-                    data = encode(last.state, reply, client=client, round=last.round, terms=_told(last.terms))
-                    clients[client] = _described(last.round, data)
-                    made.write(self._client(client, last.round), *data)
+                clients[client] = put(client, store.commits[-1])
+                if store.commits[-1].round == last and store.changed:
+                    before[client] = put(client, store.commits[-2])
             server = None
             if standing.round >= 0:
                 data = encode(standing.server, round=standing.round)
                 server = _described(standing.round, data)
                 made.write(self._server(standing.round), *data)
         manifest = Manifest(
-            round=standing.round, seconds=standing.seconds, server=server, clients=clients, **facts
+            round=standing.round,
+            seconds=standing.seconds,
+            server=server,
+            clients=clients,
+            before=before,
+            **facts,
         )
         sealed = _sealed(manifest)
         if len(sealed) > untrusted.TEXT:
@@ -144,15 +177,23 @@ class Checkpoints:
     def load(self, manifest: Manifest) -> tuple[State, dict[str, Store]]:
         """The server's state and the clients' stores; `Damaged` where a file is not what it was."""
         stores: dict[str, Store] = {}
-        for client, file in manifest.clients.items():
+        for client, file in [*manifest.before.items(), *manifest.clients.items()]:
             state, reply, about = decode(_read(self._client(client, file.round), file))
             terms = about.get("terms")
             if about.get("client") != client or about.get("round") != file.round or not isinstance(terms, dict):
                 raise Damaged(f"clients/{client}: it is not what its name says")
-            stores[client] = Store([Commit(file.round, state, reply, _numbers(terms))])
+            commit = Commit(file.round, state, reply, _numbers(terms))
+            stores.setdefault(client, Store()).commits.append(commit)
         if manifest.server is None:
             return {}, stores
         return decode(_read(self._server(manifest.round), manifest.server))[0], stores
+
+    def forget(self, after: int) -> None:
+        """Give up the checkpoints after this round: the run goes another way from there."""
+        for round in [round for round in self.kept if round > after]:
+            del self.kept[round]
+            self._manifest(round).unlink(missing_ok=True)
+        files.sync(self.path)
 
     def step_over(self, manifest: Manifest, reason: str) -> None:
         """Give up a checkpoint that is not whole: the run makes it again."""
@@ -185,7 +226,7 @@ class Checkpoints:
     def _files(self, manifest: Manifest) -> Iterator[Path]:
         if manifest.server is not None:
             yield self._server(manifest.round)
-        for client, file in manifest.clients.items():
+        for client, file in manifest.files:
             yield self._client(client, file.round)
 
     def _all(self) -> list[Path]:

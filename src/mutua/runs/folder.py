@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +42,7 @@ from mutua.log import Upto
 from mutua.message import Tensors
 from mutua.methods import base
 from mutua.participation import OUTCOMES, Participation, Turn
-from mutua.plan import Plan
+from mutua.plan import Plan, lengthened
 from mutua.profile import timed
 from mutua.recipe import Recipe
 from mutua.result import ClientResult, Result, reported
@@ -57,7 +58,7 @@ from mutua.rounds import (
     Stopped,
     Trained,
 )
-from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, due
+from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, Marks, due
 from mutua.runs.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.runs.inputs import Inputs, Show, changed_fields, inputs, listed, recipe_of
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
@@ -99,6 +100,8 @@ class RunFolder:
         self._code: list[str] = []
         self._recipe: Recipe | None = None
         self._accept, self._accepted = False, list[str]()
+        self._longer = False
+        self._unfinished: Marks | None = None
         self._lock: Lock | None = None
 
     @classmethod
@@ -117,10 +120,11 @@ class RunFolder:
         return folder
 
     @classmethod
-    def resume(cls, path: PathLike, accept: bool = False) -> RunFolder:
+    def resume(cls, path: PathLike, accept: bool = False, rounds: int | None = None) -> RunFolder:
         """The folder of a run that was stopped, at its newest whole checkpoint, else at its beginning.
 
-        What the run is made of must be as it was, unless changes are to be accepted.
+        What the run is made of must be as it was, unless changes are to be accepted. With `rounds` it becomes so
+        long, also where it was finished.
         """
         path = local_path(path, "--resume")
         if not (path / "recipe.yaml").is_file():
@@ -133,10 +137,10 @@ class RunFolder:
         plain(path)
         lock = Lock(path, "--resume")
         folder = cls(path)
-        folder._lock, folder._accept = lock, accept
+        folder._lock, folder._accept, folder._longer = lock, accept, rounds is not None
         try:
             folder._take_up()
-            folder._recipe = folder._agreed()
+            folder._recipe = folder._agreed(rounds)
         except OSError as error:
             raise InputError(f"--resume: cannot write to {path}: {error.strerror}") from None
         return folder
@@ -184,7 +188,7 @@ class RunFolder:
         self._standing = Standing()
         while (newest := self.checkpoints.newest) is not None:
             try:
-                self._standing = self._load(newest)
+                self._standing, self._unfinished = self._load(newest), newest.unfinished
                 break
             except (Damaged, OSError, ValueError) as error:
                 self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is stepped over")
@@ -200,13 +204,15 @@ class RunFolder:
             change = f"{were[package]} to {now[package]}"
             self.notes.append(f"{package} has changed from {change}: the bytes may not be the same")
 
-    def _load(self, manifest: Manifest) -> Standing:
+    def _load(self, manifest: Manifest, marks: Marks | None = None) -> Standing:
+        """Where the run stood; with the rows up to these marks, if given."""
         rows, entries, turns = History(), Ledger(), Participation()
         history, ledger, participation = self._tables
-        rows.extend(history.read(manifest.history, _row))
-        entries.extend(ledger.read(manifest.ledger, _entry))
-        if manifest.participation is not None:
-            turns.extend(participation.read(manifest.participation, _turn))
+        upto = marks or manifest
+        rows.extend(history.read(upto.history, _row))
+        entries.extend(ledger.read(upto.ledger, _entry))
+        if upto.participation is not None:
+            turns.extend(participation.read(upto.participation, _turn))
         server, stores = self.checkpoints.load(manifest)
         return Standing(
             round=manifest.round,
@@ -219,15 +225,61 @@ class RunFolder:
             seconds=manifest.seconds,
         )
 
-    def _agreed(self) -> Recipe:
-        """The recipe as the run began with it; where it was edited, that is refused or accepted."""
-        recipe, was = self._read_recipe(), self._was
-        if was is not None:
-            fields = changed_fields(self._read_recipe(was.recipe).dump(), recipe.dump())
-            self._changed(f"recipe.yaml: {change}" for change in fields)
-        elif self.checkpoints.newest is not None:
-            self.notes.append("an older mutua began this run; whether what it is made of has changed is not known")
+    def _agreed(self, rounds: int | None) -> Recipe:
+        """The recipe as the run began with it, but for `rounds`; if it was edited, that is refused or accepted."""
+        recipe, was, newest = self._read_recipe(), self._was, self.checkpoints.newest
+        if was is None:
+            if rounds is not None and (newest is not None or self.finished):
+                why = "an older mutua wrote its checkpoint" if newest else "its checkpoints are gone"
+                raise InputError(f"--rounds: {self.path} cannot become longer, for {why}; begin a new run")
+            if newest is not None:
+                self.notes.append(
+                    "an older mutua began this run; whether what it is made of has changed is not known"
+                )
+            return recipe if rounds is None else recipe.with_(rounds=rounds)
+        began = self._read_recipe(was.recipe)
+        if rounds is not None:
+            self._lengthen(began, rounds)
+            began, recipe = began.with_(rounds=rounds), recipe.with_(rounds=rounds)
+        elif recipe.rounds != began.rounds:
+            told = f"recipe.yaml: rounds was {began.rounds}, is {recipe.rounds}"
+            raise InputError(f"--resume: {told}; say by --rounds how many the run is to have")
+        fields = changed_fields(began.dump(), recipe.dump())
+        self._changed(f"recipe.yaml: {change}" for change in fields)
         return recipe
+
+    def _lengthen(self, began: Recipe, rounds: int) -> None:
+        """Stand where a run planned so long would stand; refused where it would stand elsewhere."""
+        newest, standing = self.checkpoints.newest, self._standing
+        assert newest is not None and standing is not None
+        done = max([standing.round, *(store.commits[-1].round for store in standing.stores.values())])
+        try:
+            lengthened(began, began.method, rounds, done)
+        except InputError as error:
+            raise InputError(f"--{error}") from None
+        if rounds == began.rounds:  # as where the same command was killed before
+            return
+        marks = newest.unfinished
+        if marks is not None:
+            standing = self._load(newest, marks)
+            # Not cut off: the checkpoint after the last work counts until the new one is there.
+            for table, mark in zip(self._tables, (marks.history, marks.ledger, marks.participation), strict=True):
+                table.back(mark, cut=False)
+        self._standing = standing.unfinished(began.rounds)
+
+    def _become_longer(self, recipe: Recipe) -> None:
+        """From a finished run, or one that was stopped, to a longer one; killed in between it is either."""
+        assert self._standing is not None
+        if self.checkpoints.newest is not None:
+            self._write_checkpoint(self._standing, recipe.rounds)
+            self.checkpoints.forget(after=self._standing.round)
+        self.write_recipe(recipe)
+        (self.path / "run.json").unlink(missing_ok=True)
+        sync(self.path)
+        for name in ("global", "clients"):  # of the shorter run
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        if any(self.path.glob("newcomers/*")):
+            self.notes.append("newcomers/: they joined the shorter run, and know nothing of the rounds to come")
 
     @property
     def _was(self) -> Inputs | None:
@@ -263,7 +315,10 @@ class RunFolder:
             earlier = self._was.accepted
             self._inputs = self._inputs.model_copy(update={"accepted": (*earlier, *self._accepted)})
         self.notes += (f"accepted {change}" for change in self._accepted)
-        self.events.add("resumed", schema=SCHEMA, round=self._standing.round, versions=versions())
+        if self._longer:
+            self._become_longer(recipe)
+        about = {"round": self._standing.round, "rounds": recipe.rounds}
+        self.events.add("resumed", schema=SCHEMA, **about, versions=versions())
         for note in self.notes:
             self.events.add("note", text=note)
         return self._standing
@@ -317,6 +372,8 @@ class RunFolder:
         match event:
             case Started():
                 self._rounds = event.job.plan.rounds
+                if self._standing is not None and self._standing.round == self._rounds:
+                    self._unfinished = self._marks
             case RoundStarted():
                 self.events.add("round", round=event.round, clients=event.clients)
             case Trained():
@@ -331,6 +388,8 @@ class RunFolder:
                 self.events.add("ended", round=event.round, accuracy=_accuracy(event))
             case Reached():
                 self._grow(event.standing)
+                if event.standing.round == self._rounds:
+                    self._unfinished = self._marks
                 since = time.monotonic() - self._saved
                 if event.standing.round > self._rounds or due(self._settings, event.standing.round, since):
                     self.save(event.standing)
@@ -352,21 +411,29 @@ class RunFolder:
         began = time.monotonic()
         for table in self._tables:
             sync(table.path)
-        history, ledger, participation = self._tables
-        manifest = self.checkpoints.write(
-            standing,
-            inputs=self._inputs,
-            validation=standing.validation,
-            versions=versions(),
-            history=history.mark,
-            ledger=ledger.mark,
-            participation=participation.mark,
-        )
+        manifest = self._write_checkpoint(standing, self._rounds)
         self.checkpoints.sweep(self._settings.keep, self._settings.best)
         self._saved = time.monotonic()
         took = round(self._saved - began, 3)
         self.events.add("checkpoint", round=standing.round, bytes=manifest.bytes, seconds=took)
         sync(self.events.path)
+
+    def _write_checkpoint(self, standing: Standing, rounds: int) -> Manifest:
+        return self.checkpoints.write(
+            standing,
+            last=rounds + 1,
+            inputs=self._inputs,
+            validation=standing.validation,
+            versions=versions(),
+            unfinished=self._unfinished if standing.round > rounds else None,
+            **dict(self._marks),
+        )
+
+    @property
+    def _marks(self) -> Marks:
+        """Where the files that grow end now."""
+        history, ledger, participation = self._tables
+        return Marks(history=history.mark, ledger=ledger.mark, participation=participation.mark)
 
     def write_recipe(self, recipe: Recipe) -> None:
         """The full recipe, defaults filled in."""

@@ -120,11 +120,12 @@ class Table:
             except (TypeError, ValueError, csv.Error) as error:
                 raise ValueError(f"{self.path.name}: a line is damaged ({error})") from None
 
-    def back(self, mark: Mark) -> None:
-        """Go back to the mark: what comes after it is made again."""
+    def back(self, mark: Mark, cut: bool = True) -> None:
+        """Go back to the mark: what comes after it is made again, and not cut off before that unless `cut`."""
         with self.path.open("r+b") as file:
             self._sum = hashlib.sha256(file.read(mark.bytes))
-            file.truncate(mark.bytes)
+            if cut:
+                file.truncate(mark.bytes)
         self._size, self._rows = mark.bytes, mark.rows
 
 

@@ -1,0 +1,275 @@
+"""A run becomes longer: the same bytes as a run planned so long, or one line that says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mutua.errors import RunError
+from mutua.methods import base
+from mutua.recipe import Recipe
+from mutua.runs.checkpoints import Checkpoints
+from mutua.runs.execute import execute
+from mutua.runs.folder import RunFolder
+from mutua.store import Store
+
+Command = Callable[..., Any]
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "mnist5k", "samples_per_client": 20},
+    "partition": {"kind": "iid", "clients": 3},
+    "models": {"global": {"name": "mlp", "width": 0.1}, "clients": {"name": "mlp", "width": 0.05}},
+    "batch_size": 7,
+    "client_fraction": 0.7,
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    "device": "cpu",
+}
+GATE = {"name": "mlp", "width": 0.05}
+NEEDS: dict[str, dict[str, Any]] = {
+    "fedh2l": {"public": {"share": 0.3}},
+    "fedmd": {"public": {"share": 0.3}, "evaluate_every": 2},
+    "aggregated": {"public": {"share": 0.3}},
+    "mixture": {"method": {"name": "mixture", "mixture_epochs": 2, "gate": GATE}},
+    "finetuned": {"method": {"name": "finetuned", "tune_epochs": 2}, "evaluate_every": 3},
+    "independent": {"partition": {"kind": "majority", "clients": 3, "p": 0.6}},
+    "fmlu": {"optimizer": {"name": "adam", "lr": [0.01, 0.002]}, "checkpoints": {"keep": 1}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mutua.engines.local.cores", lambda: 1)
+
+
+def recipe_of(method: str, rounds: int, **more: Any) -> Recipe:
+    return Recipe.of({**TINY, "method": method, **NEEDS.get(method, {}), "rounds": rounds, **more})
+
+
+def begin(recipe: Recipe, place: Path) -> None:
+    execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, place))
+
+
+def longer(place: Path, rounds: int | None) -> RunFolder:
+    folder = RunFolder.resume(place, rounds=rounds)
+    recipe = folder.recipe
+    execute(recipe, recipe.federation(), folder)
+    return folder
+
+
+def left(place: Path) -> dict[str, Any]:
+    """All that a run has left but for times, and the state of its last checkpoint."""
+    apart = ("lock", "run.json", "events.jsonl")
+    found: dict[str, Any] = {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file() and path.name not in apart and path.relative_to(place).parts[0] != "checkpoints"
+    }
+    record = json.loads((place / "run.json").read_text())
+    del record["summary"]["seconds"]
+    newest = Checkpoints(place / "checkpoints").newest
+    assert newest is not None
+    state = newest.round, newest.server, newest.clients, newest.before, newest.unfinished
+    return {**found, "run.json": record, "state": state}
+
+
+@pytest.mark.parametrize("method", base.names())
+def test_every_method_made_longer_has_the_bytes_of_a_run_planned_so_long(method: str, tmp_path: Path) -> None:
+    begin(recipe_of(method, 5), tmp_path / "planned")
+    begin(recipe_of(method, 2), tmp_path / "run")
+    longer(tmp_path / "run", 4)
+    longer(tmp_path / "run", 5)
+    assert left(tmp_path / "run") == left(tmp_path / "planned")
+
+
+@pytest.mark.parametrize(
+    ("method", "seconds", "commits"),
+    [
+        ("fml", 0, 3),
+        ("fml", 1000, 1),
+        ("fml", 1000, 9),
+        ("mixture", 0, 5),
+        ("mixture", 0, 9),
+        ("mixture", 1000, 8),
+    ],
+)
+def test_a_stopped_run_becomes_longer_too(
+    method: str, seconds: int, commits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the clients' start, in rounds, and in their last work, with some of them done."""
+    settings = {"checkpoints": {"seconds": seconds}}
+    begin(recipe_of(method, 4, **settings), tmp_path / "planned")
+    real, done = Store.commit, 0
+
+    def stop(*given: Any) -> None:
+        nonlocal done
+        done += 1
+        real(*given)
+        if done == commits:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Store, "commit", stop)
+    with pytest.raises(RunError, match="stopped by Ctrl-C"):
+        begin(recipe_of(method, 2, **settings), tmp_path / "run")
+    longer(tmp_path / "run", 4)
+    assert left(tmp_path / "run") == left(tmp_path / "planned")
+
+
+def test_runs_of_no_round_and_of_drawn_evaluations_become_longer(tmp_path: Path) -> None:
+    begin(recipe_of("fml", 3, evaluate_every=2), tmp_path / "planned")
+    begin(recipe_of("fml", 0, evaluate_every=2), tmp_path / "run")
+    for rounds in (1, 2, 3):
+        longer(tmp_path / "run", rounds)
+    assert left(tmp_path / "run") == left(tmp_path / "planned")
+
+
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_while_it_becomes_longer_it_is_as_it_was_or_goes_on(step: int, tmp_path: Path) -> None:
+    """Before every so many file operations: the same command ends in the same bytes."""
+    begin(recipe_of("mixture", 3), tmp_path / "planned")
+    expected = left(tmp_path / "planned")
+    begin(recipe_of("mixture", 2), tmp_path / "short")
+    names = ("unlink", "replace", "rmdir", "truncate", "fsync")
+    recipe = recipe_of("mixture", 3)
+    federation = recipe.federation()
+    moment, died = 1 - step, True
+    while died:
+        moment += step
+        place = tmp_path / "run"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(tmp_path / "short", place)
+        child = os.fork()
+        if child == 0:
+            left_over = moment
+
+            def count(name: str) -> Callable[..., Any]:
+                real = getattr(os, name)
+
+                def call(*given: Any, **more: Any) -> Any:
+                    nonlocal left_over
+                    left_over -= 1
+                    if not left_over:
+                        os._exit(9)
+                    return real(*given, **more)
+
+                return call
+
+            for name in names:
+                setattr(os, name, count(name))
+            folder = RunFolder.resume(place, rounds=3)
+            folder.begin(recipe, federation)
+            os._exit(0)
+        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        folder = RunFolder.resume(place, rounds=3)
+        execute(folder.recipe, federation, folder)
+        assert left(place) == expected, moment
+    assert moment > 23
+
+
+# By the command
+
+
+def written(rounds: int = 2, **more: Any) -> None:
+    Path("r.yaml").write_text(yaml.safe_dump({**TINY, "method": "fml", "rounds": rounds, **more}))
+
+
+def test_the_command_makes_a_run_longer(command: Command, tmp_path: Path) -> None:
+    written()
+    command("run", "r.yaml", "--out", "x")
+    done = command("run", "--resume", "x", "--rounds", "3")
+    assert done.code == 0 and "tiny: round 2/3" in done.err and "tiny: round 3/3" in done.err
+    command("run", "r.yaml", "--set", "rounds=3", "--out", "y")
+    assert left(tmp_path / "x") == left(tmp_path / "y")
+    assert json.loads(command("runs", "show", "x", "--json").out)["rounds"] == 3
+    for words in (["--rounds", "3"], []):
+        again = command("run", "--resume", "x", *words)
+        assert (again.code, again.err) == (0, "x is finished: there is nothing to go on with\n")
+    resumed = [event for event in RunFolder(tmp_path / "x").events.read() if event["event"] == "resumed"]
+    assert [(event["round"], event["rounds"]) for event in resumed] == [(2, 3)]
+
+
+SCHEDULE = {"schedule": "linear", "start": 0.1, "end": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "said"),
+    [
+        ({}, "--rounds 1", "--rounds: 1, but the run has 2 already; give more"),
+        (
+            {"optimizer": {"name": "sgd", "lr": SCHEDULE}},
+            "--rounds 3",
+            "--rounds: 3, but optimizer.lr is a schedule over all rounds: in round 2 it was 0.3, and of 3 rounds "
+            "it would have been 0.2; begin a new run",
+        ),
+        (
+            {"method": {"name": "fml", "alpha": SCHEDULE}},
+            "--rounds 4",
+            "--rounds: 4, but method.alpha is a schedule over all rounds: in round 2 it was 0.3, and of",
+        ),
+        ({"steps": 2, "budget": {"bytes_up": 10**9}}, "--rounds 4", "--rounds: 4, but a budget has set how many"),
+    ],
+)
+def test_what_would_have_been_another_run_is_refused(
+    more: dict[str, Any], words: str, said: str, command: Command, tmp_path: Path
+) -> None:
+    written(**more)
+    assert command("run", "r.yaml", "--out", "x").code == 0
+    before = left(tmp_path / "x")
+    done = command("run", "--resume", "x", *words.split())
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1) and said in done.err
+    assert left(tmp_path / "x") == before
+
+
+def test_constant_schedules_and_lists_allow_it(command: Command, tmp_path: Path) -> None:
+    flat = {"schedule": "cosine", "start": 0.05, "end": 0.05}
+    written(optimizer={"name": "sgd", "lr": flat}, method={"name": "fml", "alpha": [0.9, 0.5, 0.1]})
+    command("run", "r.yaml", "--out", "x")
+    command("run", "--resume", "x", "--rounds", "4")
+    command("run", "r.yaml", "--set", "rounds=4", "--out", "y")
+    assert left(tmp_path / "x") == left(tmp_path / "y")
+
+
+def test_other_changes_are_refused_and_so_is_a_run_without_checkpoints(command: Command, tmp_path: Path) -> None:
+    written()
+    command("run", "r.yaml", "--out", "x")
+    path = tmp_path / "x" / "recipe.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("batch_size: 7", "batch_size: 9"))
+    assert "recipe.yaml: batch_size was 7, is 9; a run" in command("run", "--resume", "x", "--rounds", "3").err
+    path.write_text(text)
+    assert RunFolder.open(tmp_path / "x").plan.rounds == 2
+    command("runs", "prune", "x", "--keep", "0")
+    done = command("run", "--resume", "x", "--rounds", "3")
+    assert done.err == "mutua: --rounds: x cannot become longer, for its checkpoints are gone; begin a new run\n"
+    assert "--rounds: 3: it is for --resume" in command("run", "r.yaml", "--rounds", "3").err
+
+
+def test_newcomers_of_the_shorter_run_are_told(command: Command, tmp_path: Path) -> None:
+    written()
+    command("run", "r.yaml", "--out", "x")
+    (tmp_path / "x" / "newcomers" / "eve").mkdir(parents=True)
+    command("run", "--resume", "x", "--rounds", "3")
+    notes = [event["text"] for event in RunFolder(tmp_path / "x").events.read() if event["event"] == "note"]
+    assert notes == ["newcomers/: they joined the shorter run, and know nothing of the rounds to come"]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_becomes_longer(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written()
+    monkeypatch.setattr(RunFolder, "save", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        command("run", "r.yaml", "--set", "checkpoints.seconds=0", "--out", "x")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert command("run", "--resume", "x", "--rounds", "3").code == 0
+    assert RunFolder(tmp_path / "x").recipe.rounds == 3
+    assert yaml.safe_load((tmp_path / "x" / "recipe.yaml").read_text())["rounds"] == 3
