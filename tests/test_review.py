@@ -271,3 +271,46 @@ def test_a_budget_binds_every_method_whose_clients_send(
     assert run(method, federation, **settings, budget={"bytes_up": sent}).ledger.bytes("up") == sent
     bound = run(method, federation, **settings, budget={"bytes_up": sent // 2})
     assert (bound.job.plan.rounds, bound.job.plan.steps, bound.ledger.bytes("up")) == (6, 2, sent // 2)
+
+
+def test_a_budget_counts_only_clients_that_can_be_drawn(federate: Federate) -> None:
+    """Three of four have opted out whole: a fourth of the bytes pays for all rounds."""
+    federation = federate((9, 9, 9, 9))
+    out = [replace(c, opt_in=torch.full((9,), c.id == "a")) for c in federation.clients]
+    settings: dict[str, Any] = {"rounds": 12, "steps": 1, "batch_size": 4, "evaluate_every": 12, "device": "cpu"}
+    sent = run(FedAvg(), replace(federation, clients=tuple(out)), **settings).ledger.bytes("up")
+    bound = run(FedAvg(), replace(federation, clients=tuple(out)), **settings, budget={"bytes_up": sent})
+    assert (bound.job.plan.rounds, bound.ledger.bytes("up")) == (12, sent)
+
+
+@pytest.mark.parametrize("samples_per_client", [None, 8])
+def test_a_domain_may_be_opted_out_whole_by_a_mask(samples_per_client: int | None, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    domain = np.arange(90) % 3
+    held = {"x": rng.normal(size=(90, 4)).astype("float32"), "y": np.arange(90) // 3 % 3, "out": domain == 1}
+    np.savez(tmp_path / "d.npz", **held, domain=domain, classes=np.array(["ape", "bee", "cat"]))
+    tree: dict[str, Any] = {
+        "data": {"name": "arrays", "path": str(tmp_path / "d.npz")},
+        "partition": {"kind": "domains"},
+        "models": {"global": {"name": "mlp", "width": 0.1}},
+        "opt_out": {"mask": "out"},
+        "method": "fedavg",
+        "rounds": 1,
+    }
+    if samples_per_client:
+        tree["data"]["samples_per_client"] = samples_per_client
+    recipe = Recipe.of(tree)
+    federation = recipe.federation()
+    taking_part = [client.takes_part for client in sorted(federation.clients, key=lambda client: client.id)]
+    assert taking_part == [True, False, True]
+    assert all(len(client.train) and len(client.val) and len(client.test) for client in federation.clients)
+    assert not any(note.startswith("no ") for note in federation.notes)
+    result = run(recipe.method, federation, plan=recipe.plan())
+    assert {e.client for e in result.ledger if e.direction == "up"} == {
+        federation.clients[0].id,
+        federation.clients[2].id,
+    }
+    held["out"] = domain >= 0
+    np.savez(tmp_path / "d.npz", **held, domain=domain, classes=np.array(["ape", "bee", "cat"]))
+    with pytest.raises(InputError, match="opt_out: every sample is opted out"):
+        recipe.federation()

@@ -488,7 +488,8 @@ def join(
     run_dir: RunDir,
     data: Annotated[Path, typer.Option(help=f"The newcomer's data: {Images}.", metavar="PATH")],
     model: Annotated[
-        str | None, typer.Option(help="The newcomer's own model; else the global's.", metavar="NAME")
+        str | None,
+        typer.Option(help="The newcomer's own model, with --how mutual; else the global's.", metavar="NAME"),
     ] = None,
     how: Annotated[
         Literal["global", "finetune", "mutual"], typer.Option(help="Use, fine-tune or mutually adapt the global.")

@@ -24,6 +24,7 @@ from mutua.data.partitions import (
     apportion,
 )
 from mutua.data.samples import Samples
+from mutua.data.splits import Split, split_and_deal
 from mutua.errors import InputError
 
 quick = settings(max_examples=60, deadline=5000)
@@ -357,7 +358,7 @@ def test_domains_refuse_data_without_them_and_a_domain_without_data():
     with pytest.raises(InputError, match=r"^partition\.kind: domains, but the data has no domains"):
         Domains().deal(labelled([5]), rng())
     with pytest.raises(InputError, match="'domain 2' has no training sample"):
-        Domains().deal(labelled([2], domains=3), rng())
+        split_and_deal(labelled([2], domains=3), None, Domains(), Split(val=0, test=0), seed=0)
 
 
 def test_rotated_deals_all_images_to_all():

@@ -334,3 +334,10 @@ def test_every_pair_of_combiners_differs_somewhere() -> None:
     [start] = states(before[None])
     merged = [flat(combiner(states(values), n_k.tolist(), start)) for combiner in COMBINERS]
     assert all(not np.allclose(a, b) for a, b in combinations(merged, 2))
+
+
+def test_krum_of_clients_without_weight_is_their_mean() -> None:
+    values, before, _ = drawn(4, seed=0)
+    [start] = states(before[None])
+    none, alike = (Krum(share=0.25, keep=2)(states(values), [w] * 4, start) for w in (0.0, 1.0))
+    assert flat(none) == pytest.approx(flat(alike), abs=1e-12)

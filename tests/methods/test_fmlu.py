@@ -215,7 +215,8 @@ def with_entropy(value: Any) -> Callable[[int, str, Message], Message]:
 
 
 IMPOSSIBLE = [-0.01, math.inf, -math.inf, math.nan, None, "two"]
-TOO_MUCH = [math.log(3) + 0.01, 1e30]  # for three classes; how many a partial global's clients have, nobody knows
+TOO_MUCH = {"all": [math.log(3) + 0.01, 1e30], "body": [45.0, 1e30]}
+"""For three classes; how many a partial global's clients have nobody knows, but not over 2⁶⁴."""
 
 
 @pytest.mark.parametrize("share", ["all", "body"])
@@ -225,12 +226,29 @@ def test_an_entropy_that_cannot_be_is_refused(
     run = simulate(FMLU(), federate(global_model={"name": nets.plain, "share": share}), rounds=1)
     honest = run.engine.replies[1, "b"].message
     run.job.method.check(run.server, "b", honest)
-    for value in IMPOSSIBLE + (TOO_MUCH if share == "all" else []):
+    for value in [*IMPOSSIBLE, *TOO_MUCH[share]]:
         part = number(Kind.ENTROPY, value) if isinstance(value, float) else None
         if value == "two":
             part = Part(Kind.ENTROPY, {"": torch.tensor([0.5, 0.5])})
         with pytest.raises(Refused, match="entropy"):
             run.job.method.check(run.server, "b", with_entropy(part)(1, "b", honest))
+
+
+def test_krum_may_choose_who_has_next_to_no_weight(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    """With a partial global any entropy of up to 2⁶⁴ classes passes, and Krum merges whom it chooses alone."""
+    federation = federate([6] * 3, global_model={"name": nets.plain, "share": "body"})
+    for value in (1000.0, 44.0):
+
+        def unsure(round: int, client: str, message: Message, value: float = value) -> Message:
+            said = {} if client == "a" else {"meme_entropy": number(Kind.ENTROPY, value)}
+            return Message(**{**message, **said})
+
+        run = simulate(FMLU(combine="krum"), federation, rounds=1, tamper=unsure)
+        refused = [event.client for event in run.events if isinstance(event, Rejected)]
+        assert refused == (["b", "c"] if value == 1000 else [])
+        assert all(torch.isfinite(array).all() for array in run.globals[1].values())
 
 
 def test_the_round_goes_on_without_a_refused_reply(federate: Federate, simulate: Simulate) -> None:

@@ -18,6 +18,7 @@ from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.methods import FML, Independent
 from mutua.modules import Modules
+from mutua.participant import EarlyStopping, Participant
 from mutua.runs import newcomer
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
@@ -117,11 +118,53 @@ def test_mutual_is_fmls_own_objective(joined: Callable[..., Joined], finished: F
     taught_by_none = finished(FML(alpha=1.0, beta=1.0).model_dump() | {"name": "fml"})[0]
     result = joined("mutual", run=taught_by_none)
     plan = RunFolder.open(taught_by_none).plan
-    alone = newcomer._alone(plan, result.client, Modules(torch.device("cpu"))).state_dict()
+    alone = newcomer._alone(
+        plan, result.client, Modules(torch.device("cpu")), EarlyStopping("personal")
+    ).state_dict()
     assert all(torch.equal(value, alone[name]) for name, value in kept(result).items())
     assert result.accuracy["predictor"] == result.accuracy["alone"]
     taught = kept(joined("mutual"))
     assert not torch.equal(taught["fc1.weight"], kept(result)["fc1.weight"])
+
+
+@pytest.mark.parametrize("models", [{"global": {"name": "mlp", "width": 0.1}}, BODY], ids=["whole", "body"])
+def test_with_init_global_a_newcomer_starts_as_the_global_is_now(
+    models: Any, joined: Callable[..., Joined], finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished({"name": "fml", "init": "global"}, models=models)[0]
+    shared = load_file(run / "global" / "weights.safetensors")
+    monkeypatch.setattr(FML, "stopping", lambda self, watch: EarlyStopping(watch, patience=1, epochs=0))
+    untrained = kept(joined("mutual", again=True, run=run))
+    assert shared.keys() <= untrained.keys()
+    assert all(torch.equal(untrained[name], value) for name, value in shared.items())
+    own = kept(joined("mutual", again=True, run=run, model={"name": "mlp", "width": 0.2}))
+    assert own["fc1.weight"].shape == (40, 784)  # of another design it starts on its own
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "finetuned", "patience": 1, "tune_epochs": 2},
+        {"name": "mixture", "patience": 2, "mixture_epochs": 3},
+        "fedavg",
+    ],
+    ids=lambda method: method if isinstance(method, str) else method["name"],
+)
+def test_a_newcomer_and_who_trains_alone_beside_it_have_the_runs_patience(
+    method: Any, digits: Path, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EarlyStopping | None] = []
+    fit = Participant.fit
+
+    def watched(self: Participant, *given: Any, **more: Any) -> None:
+        asked.append(more.get("until"))
+        fit(self, *given, **more)
+
+    run = RunFolder.open(finished(method)[0])
+    monkeypatch.setattr(Participant, "fit", watched)
+    join(run, digits, how="finetune", out=tmp_path / "n")
+    patience, epochs = (10, 200) if method == "fedavg" else list(method.values())[1:]
+    assert asked == [EarlyStopping("tuned", patience, epochs), EarlyStopping("personal", patience, epochs)]
 
 
 def test_alone_does_not_depend_on_the_run_or_the_way(joined: Callable[..., Joined], finished: Finished) -> None:
@@ -271,8 +314,13 @@ def test_what_cannot_join_is_one_line_and_leaves_nothing(finished: Finished, dig
             "no validation samples; 'mutual'",
         ),
         ({"data": tmp_path / "three.npz", "how": "finetune"}, "no validation samples; 'finetune' stops early"),
-        ({"model": "lenet"}, "'lenet' is not a model; did you mean 'lenet5'"),
-        ({"model": nn.Linear(3, 3)}, "model Linear fails on inputs of shape"),
+        ({"model": "lenet", "how": "mutual"}, "'lenet' is not a model; did you mean 'lenet5'"),
+        ({"model": nn.Linear(3, 3), "how": "mutual"}, "model Linear fails on inputs of shape"),
+        (
+            {"model": "cnn1"},
+            "--model: only a newcomer that joins by --how mutual has a model of its own; by 'global'",
+        ),
+        ({"model": "cnn1", "how": "finetune"}, "by 'finetune' it takes the global's: leave --model out"),
         ({"how": "magic"}, "how: 'magic' is not a way to join; known: global, finetune, mutual"),
         ({"name": "../evil"}, r"client id '\.\./evil'"),
     ]

@@ -134,7 +134,10 @@ def split_and_deal(
 
     pools = _pools(train, partition)
     if samples_per_client is not None:
-        pools = _drawn(train, pools, partition, samples_per_client, seed)
+        apart = _pools(hidden["train"], partition) if "train" in hidden else {}
+        # A domain that is opted out whole has nothing to draw from here, and is drawn from with what is hidden.
+        shown = {name: pool for name, pool in pools.items() if len(pool) or not len(apart.get(name, ()))}
+        pools |= _drawn(train, shown, partition, samples_per_client, seed)
     val_fraction = split.val if split.val_from == "train" and val is None else 0.0
     test_fraction = 0.0 if given else split.test
     fractions = [1 - val_fraction - test_fraction, val_fraction, test_fraction]
@@ -168,7 +171,7 @@ def split_and_deal(
     else:
         common = test if given else test.take(np.sort(np.concatenate(test_parts)))
     undealt = {"val": _undealt(val, val_parts), "test": _undealt(test, test_parts)}
-    notes = _notes(deal, split, clients, undealt)
+    lost: list[str] = []
     if "train" in hidden:
         secret = hidden["train"]
         share = sum(map(len, pools.values())) / len(train)
@@ -184,8 +187,15 @@ def split_and_deal(
             more: Any = {name: _union([getattr(client, name), _seen(samples.take(own[k]), deal, k)])}
             clients[k] = replace(client, **more)
         if number := _undealt(samples, own):
-            notes.append(f"{number} opted-out {name} samples dealt to nobody: no client has their classes")
-    return Dealt(clients, common, notes, given)
+            lost.append(f"{number} opted-out {name} samples dealt to nobody: no client has their classes")
+    if isinstance(partition, Domains):
+        for name, client in zip(train.domains, clients, strict=True):
+            if not len(client.train):
+                raise InputError(
+                    f"partition.kind: domains, but '{name}' has no training sample; "
+                    "leave that domain out or give more samples"
+                )
+    return Dealt(clients, common, [*_notes(deal, split, clients, undealt), *lost], given)
 
 
 def _labels(samples: Samples) -> np.ndarray:

@@ -83,7 +83,8 @@ class Krum(Spec):
         near = max(1, len(states) - _bad(self.share, states) - 2)
         scores = _squared_distances(states, before).sort(dim=1).values[:, :near].sum(dim=1)
         chosen = sorted(scores.argsort(stable=True)[: self.keep].tolist())
-        return mean([states[i] for i in chosen], [weights[i] for i in chosen], before)
+        # A weight of next to nothing, for where only clients without weight are chosen.
+        return mean([states[i] for i in chosen], [max(weights[i], 1e-30) for i in chosen], before)
 
 
 def _named(given: object) -> object:

@@ -170,6 +170,10 @@ class Method(Spec, ABC):
         """On the client, once, after the last round."""
         return
 
+    def stopping(self, watch: str) -> EarlyStopping:
+        """When work beside the rounds ends, by the validation loss of this model."""
+        return EarlyStopping(watch)
+
     def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
         """On a newcomer, which comes after training: make a model of its own of what is shared."""
         raise InputError(f"method {self.name}: it has no global model that a newcomer could join with")
@@ -267,7 +271,7 @@ class Hub(Method):
             raise InputError(f"how: 'mutual', but {self.name} does no mutual learning; use 'global' or 'finetune'")
         if how == "finetune":
             can_stop_early(client, how)
-            self.tune(client, brief, EarlyStopping(watch="tuned"))
+            self.tune(client, brief, self.stopping("tuned"))
 
     def tune(self, client: Participant, brief: Message | None, until: EarlyStopping) -> None:
         """Continue the global on the client's own data and keep the result."""

@@ -114,6 +114,10 @@ class FineTuned(FedAvg):
         """The tuning does."""
         return True
 
+    def stopping(self, watch: str) -> EarlyStopping:
+        """By its own patience and epochs."""
+        return EarlyStopping(watch, self.patience, self.tune_epochs)
+
     def finish(self, client: Participant, brief: Message | None) -> None:
         """Continue the last global on own data."""
-        self.tune(client, brief, EarlyStopping("tuned", self.patience, self.tune_epochs))
+        self.tune(client, brief, self.stopping("tuned"))

@@ -16,7 +16,7 @@ from mutua.learning.schedules import NAMED, Schedule, value, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.message import Message
 from mutua.methods.base import How, Hub, can_stop_early, register
-from mutua.participant import EarlyStopping, Participant
+from mutua.participant import Participant
 
 Share = Annotated[Schedule, within(0, 1)]
 
@@ -31,9 +31,12 @@ class Mutual(Hub):
 
     def start(self, client: Participant) -> None:
         """The personal model starts on its own, or as the global did where it has the same shape."""
+        client.initialise("personal", like="global" if self._as_global(client) else "own")
+
+    def _as_global(self, client: Participant) -> bool:
         shared = client.job.global_architecture
         same = client.client.model == shared.model_copy(update={"share": client.client.model.share})
-        client.initialise("personal", like="global" if self.init == "global" and same else "own")
+        return self.init == "global" and same
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """Fork the meme, let both teach each other on own data, send the meme. n_k stays at home."""
@@ -42,13 +45,19 @@ class Mutual(Hub):
         return self.reply(client, models["meme"])
 
     def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
-        """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global."""
+        """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global.
+
+        With `init: global` it starts as the global is now: where a newcomer comes in, there is no other.
+        """
         if how != "mutual":
             return super().personalise(client, brief, how)
         can_stop_early(client, how)
-        self.start(client)
+        if self._as_global(client):
+            client.keep("personal", client.fork(brief))
+        else:
+            self.start(client)
         models = {"personal": client.model("personal"), "meme": client.fork(brief)}
-        client.fit(self.objective, models, until=EarlyStopping(watch="personal"))
+        client.fit(self.objective, models, until=self.stopping("personal"))
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """A participant serves with its personal model, a newcomer with the global or what it made of it."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -21,6 +20,9 @@ from mutua.message import Kind, Message, number
 from mutua.methods.base import Server, register
 from mutua.methods.fml import FML, Mutual
 from mutua.participant import Participant
+
+MOST_ENTROPY = 64 * math.log(2)
+"""No task has more than 2⁶⁴ classes. A reply of more would have no weight at all, and alone nothing to merge."""
 
 
 @register
@@ -77,7 +79,7 @@ class FMLU(FML):
         if "meme_entropy" not in reply:
             raise Refused("its entropy is missing")
         # With a partial global every client has a number of classes of its own, which the server does not know.
-        most = math.log(server.classes) + 1e-4 if not server.partial else sys.float_info.max
+        most = math.log(server.classes) + 1e-4 if not server.partial else MOST_ENTROPY
         entropy = reply.number("meme_entropy")
         if not 0 <= entropy <= most:
             raise Refused(f"its entropy {entropy} is outside [0, {most:.4g}]")

@@ -64,15 +64,18 @@ class MixtureOfExperts(FedAvg):
         """Both stages after the last round do."""
         return True
 
+    def stopping(self, watch: str) -> EarlyStopping:
+        """By its own patience and epochs."""
+        return EarlyStopping(watch, self.patience, self.mixture_epochs)
+
     def finish(self, client: Participant, brief: Message | None) -> None:
         """Stages 2 and 3: a local expert on all data, then both experts and the gate together."""
-        stop = {"patience": self.patience, "epochs": self.mixture_epochs}
         client.initialise("personal")
-        client.fit(cross_entropy, {"personal": client.model("personal")}, until=EarlyStopping("personal", **stop))
+        client.fit(cross_entropy, {"personal": client.model("personal")}, until=self.stopping("personal"))
         client.state.pop("personal.optimizer", None)
         client.keep("expert", client.fork(brief))
         mixture = self._mixture(client)
-        client.fit(cross_entropy, {"mixture": mixture}, until=EarlyStopping("mixture", **stop))
+        client.fit(cross_entropy, {"mixture": mixture}, until=self.stopping("mixture"))
         for name in ("expert", "personal", "gate"):
             client.keep(name, getattr(mixture, name))
 

@@ -69,6 +69,11 @@ def join(
     if name in run.clients():
         raise InputError(f"--name: '{name}' is in {run.path} already; give the newcomer a name of its own")
     _complete(shared, how)
+    if model is not None and how != "mutual":
+        raise InputError(
+            f"--model: only a newcomer that joins by --how mutual has a model of its own; by '{how}' it takes the "
+            "global's: leave --model out"
+        )
     client = _client(name, local_path(data, "--data"), shared, model, seed)
     return join_client(run, client, how=how, seed=seed, out=out or run.path / "newcomers" / name)
 
@@ -89,7 +94,7 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
         predictor = method.predictor(newcomer, brief)
         kept = {key: value.detach().clone() for key, value in predictor.state_dict().items()}
         accuracy["predictor"] = _accuracy(predictor, client)
-        accuracy["alone"] = _accuracy(_alone(plan, client, modules), client)
+        accuracy["alone"] = _accuracy(_alone(plan, client, modules, method.stopping("personal")), client)
 
         made_of, scored = method.made_of(newcomer), {"client": client.id, "accuracy": accuracy["predictor"]}
         card = Card.of(made_of, client.train, weights="predictor.safetensors", **scored)
@@ -158,13 +163,13 @@ def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
     return train, source.test and replace(source.test, preprocess=shared.card.preprocess)
 
 
-def _alone(plan: Plan, client: Client, modules: Modules) -> nn.Module:
-    """The same model trained on the same data without the federation."""
+def _alone(plan: Plan, client: Client, modules: Modules, until: EarlyStopping) -> nn.Module:
+    """The same model trained on the same data, and as patiently, without the federation."""
     method = Independent()
     alone = Participant(Job(method, plan, None), client, {}, plan.rounds + 1, modules)
     method.start(alone)
     model = alone.model("personal")
-    alone.fit(method.objective, {"personal": model}, until=EarlyStopping(watch="personal"))
+    alone.fit(method.objective, {"personal": model}, until=until)
     return model
 
 
