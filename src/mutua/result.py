@@ -139,10 +139,14 @@ class ClientResult:
 
     def confusion(self) -> np.ndarray:
         """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
-        predictor = self.predictor
-        return metrics.confusion(
-            probabilities(predictor.model, self.client.test, self.client.task), self.client.test.y
-        )
+        return metrics.confusion(self._tested(), self.client.test.y)
+
+    def confusion_cells(self) -> list[list[int]]:
+        """The same without its zeros: true class, predicted class, count."""
+        return metrics.cells(self._tested(), self.client.test.y)
+
+    def _tested(self) -> Tensor:
+        return probabilities(self.predictor.model, self.client.test, self.client.task)
 
     def summary(self) -> dict[str, Any]:
         """The client's part of a run's JSON."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Array = np.ndarray
@@ -22,7 +23,9 @@ class Judged:
     """Probabilities beside labels, and what several metrics need of them, found once."""
 
     def __init__(self, probabilities: Tensor, y: Tensor) -> None:
-        self.p: Array = probabilities.detach().double().cpu().numpy()
+        p = probabilities.detach().cpu()
+        # Not all of it as float64: with thousands of classes that alone would be gigabytes.
+        self.p: Array = (p if p.dtype in (torch.float32, torch.float64) else p.float()).numpy()
         self.y: Array = y.cpu().numpy()
 
     @cached_property
@@ -37,15 +40,26 @@ class Judged:
         return np.unique(self.y)
 
     @cached_property
-    def counts(self) -> Array:
-        """The confusion matrix."""
-        classes = self.p.shape[1]
-        return np.bincount(self.y * classes + self.predicted, minlength=classes**2).reshape(classes, classes)
+    def sums(self) -> tuple[Array, Array, Array]:
+        """By class, how often it is right, true and predicted: of the confusion matrix, diagonal, rows and columns."""
+        classes, right = self.p.shape[1], self.y[self.predicted == self.y]
+        return tuple(np.bincount(found, minlength=classes) for found in (right, self.y, self.predicted))  # type: ignore[return-value]
 
 
 def confusion(probabilities: Tensor, y: Tensor) -> Array:
     """Counts (C, C): the row is the true class, the column the predicted one."""
-    return Judged(probabilities, y).counts
+    classes = probabilities.shape[1]
+    matrix = np.zeros((classes, classes), int)
+    for true, predicted, count in cells(probabilities, y):
+        matrix[true, predicted] = count
+    return matrix
+
+
+def cells(probabilities: Tensor, y: Tensor) -> list[list[int]]:
+    """The confusion matrix without its zeros: true class, predicted class, count; never more than samples."""
+    said, classes = Judged(probabilities, y), probabilities.shape[1]
+    places, counts = np.unique(said.y * classes + said.predicted, return_counts=True)
+    return np.stack([places // classes, places % classes, counts], 1).tolist()  # type: ignore[no-any-return]
 
 
 def accuracy(said: Judged) -> float:
@@ -55,38 +69,40 @@ def accuracy(said: Judged) -> float:
 
 def balanced_accuracy(said: Judged) -> float:
     """Mean recall over the classes that occur in y."""
-    recall = said.counts.diagonal() / said.counts.sum(1).clip(1)
+    right, true, _ = said.sums
+    recall = right / true.clip(1)
     return float(recall[said.present].mean())
 
 
 def macro_f1(said: Judged) -> float:
     """Mean F1 over the classes that occur in y (scikit-learn's default adds the classes only predicted)."""
-    f1 = 2 * said.counts.diagonal() / (said.counts.sum(0) + said.counts.sum(1)).clip(1)
+    right, true, predicted = said.sums
+    f1 = 2 * right / (predicted + true).clip(1)
     return float(f1[said.present].mean())
 
 
 def auroc(said: Judged) -> float | None:
     """Mean one-vs-rest area under the ROC curve, of classes with both positives and negatives; else None."""
-    columns, total = np.ascontiguousarray(said.p.T), len(said.y)
-    ranked, areas = np.sort(columns, axis=1), []
+    total, areas = len(said.y), []
     for c in said.present:
-        positives = columns[c][said.y == c]
+        ranked = np.sort(said.p[:, c])
+        positives = said.p[said.y == c, c]
         n = len(positives)
         if n < total:
             # Twice how many a positive is above, ties counted half: n² of it is above positives, itself included.
-            pairs = ranked[c].searchsorted(positives, "left") + ranked[c].searchsorted(positives, "right")
+            pairs = ranked.searchsorted(positives, "left") + ranked.searchsorted(positives, "right")
             areas.append((pairs.sum() - n * n) / (2 * n * (total - n)))
     return float(np.mean(areas)) if areas else None
 
 
 def log_loss(said: Judged) -> float:
     """Mean −ln of the label's probability, which counts as at least float32's smallest (a loss of 87.3)."""
-    return float(-np.log(np.maximum(said.p[np.arange(len(said.y)), said.y], SMALLEST)).mean())
+    return float(-np.log(np.maximum(said.p[np.arange(len(said.y)), said.y].astype(float), SMALLEST)).mean())
 
 
 def ece(said: Judged) -> float:
     """Expected calibration error: 15 bins of equal width, closed above, on the top probability."""
-    top = said.p.max(1)
+    top = said.p.max(1).astype(float)
     # A diverged model's NaN falls into the first bin and makes the sum NaN, as it should.
     bins = np.nan_to_num(np.ceil(top * ECE_BINS) - 1).clip(0, ECE_BINS - 1).astype(int)
     gaps = np.bincount(bins, weights=(said.predicted == said.y) - top, minlength=ECE_BINS)

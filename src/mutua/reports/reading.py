@@ -144,19 +144,28 @@ class Run:
             return "none"
         return str(Guarantee.of(told))
 
+    @cached_property
     def confusions(self) -> dict[str, tuple[list[str], np.ndarray]]:
-        """By client, its classes and its predictor's confusion matrix: rows are true classes."""
+        """By client, its classes and its predictor's confusion matrix without zeros: true, predicted, count."""
         found = {}
         for file in sorted(self.path.glob("clients/*/confusion.json")):
             held = untrusted.from_json(untrusted.text(file))
-            found[file.parent.name] = list(map(str, held["classes"])), np.asarray(held["confusion"], int)
+            classes = list(map(str, held["classes"]))
+            if "confusion" in held:  # the whole matrix, as it was once written
+                matrix = np.asarray(held["confusion"], int)
+                cells = np.column_stack([*matrix.nonzero(), matrix[matrix.nonzero()]])
+            else:
+                cells = np.asarray(held["cells"], int).reshape(-1, 3)
+            if cells.min(initial=0) < 0 or cells[:, :2].max(initial=0) >= len(classes):
+                raise ValueError(f"{file.name} counts what is not among its classes")
+            found[file.parent.name] = classes, cells
         return found
 
     def labels(self) -> tuple[np.ndarray, list[str], list[str]] | None:
         """Test samples by client and class, from the clients' confusion matrices; clients; classes."""
         counts = {
-            client: dict(zip(classes, matrix.sum(1).tolist(), strict=True))
-            for client, (classes, matrix) in self.confusions().items()
+            client: dict(zip(classes, _summed(cells[:, 0], cells[:, 2], len(classes)), strict=True))
+            for client, (classes, cells) in self.confusions.items()
         }
         if not counts:
             return None
@@ -245,6 +254,12 @@ def read(path: PathLike) -> Study:
         if run.summary is None:
             study.missing.append(f"{path}: {_unfinished(run.overview)}; its tables come when it is finished")
         return study
+
+
+def _summed(places: np.ndarray, counts: np.ndarray, length: int) -> list[int]:
+    total = np.zeros(length, int)
+    np.add.at(total, places, counts)
+    return total.tolist()
 
 
 def _number(value: Any) -> Value:

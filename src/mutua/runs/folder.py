@@ -33,6 +33,7 @@ import torch
 from safetensors import SafetensorError
 
 import mutua
+from mutua import untrusted
 from mutua.errors import InputError, RunError, short_of_memory
 from mutua.federation import Federation
 from mutua.history import History, Row
@@ -481,8 +482,11 @@ class RunFolder:
             accuracy=client.accuracy(),
         )
         put_model(files, place, groups, card)
-        table = {"classes": list(client.client.task.classes), "confusion": client.confusion().tolist()}
-        files.write(place / "confusion.json", to_json(table, indent=None) + "\n")
+        # Without its zeros: a matrix of thousands of classes would be larger than what is read again.
+        table = {"classes": list(client.client.task.classes), "cells": client.confusion_cells()}
+        text = to_json(table, indent=None) + "\n"
+        if len(text) <= untrusted.TEXT:  # else docs/runs.md says that there is none
+            files.write(place / "confusion.json", text)
 
     @property
     def record(self) -> Record:
