@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from mutua.methods.base import Method
 from mutua.recipe import Recipe, expand, read_recipe
 from mutua.runs.files import Together, to_json
 from mutua.stats import Difference, Spread
+from mutua.text import Rows
 
 MEASURES = ("global", "predictor")
 DOMAINS = ("wdp", "cdp", "acc")
@@ -163,7 +163,7 @@ def _difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str,
 def write(files: Together, folder: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """comparison.csv, a row a cell, seed and client, and comparison.json with the summary."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    writer = Rows(text)
     writer.writerow(["method", "seed", "client", "model", "selection", "accuracy"])
     for label, run in runs:
         found = [("global", "global", run["global"]["accuracy"])]

@@ -57,8 +57,10 @@ class Client:
             raise InputError(
                 f"client id '{self.id}': use letters, digits, '.', '_', '+', '-', at most 64, not '.' first"
             )
-        if self.id == "global":
-            raise InputError("client id 'global': in a history that is the shared model; give the client another")
+        if self.id.casefold() == "global":
+            raise InputError(
+                f"client id '{self.id}': in a history that is the shared model; give the client another"
+            )
         if len(self.train) == 0:
             raise InputError(f"client {self.id}: no training samples; it needs at least one")
         for split, samples in (("val", self.val), ("test", self.test)):
@@ -141,10 +143,7 @@ class Federation:
             raise InputError("clients: none; a federation needs at least one")
         if self.global_model is not None:
             object.__setattr__(self, "global_model", Architecture.of(self.global_model))
-        ids = [client.id for client in self.clients]
-        twice = {i for i in ids if ids.count(i) > 1} if len(set(ids)) != len(ids) else set()
-        if twice:
-            raise InputError(f"clients: the id '{min(twice)}' is used twice; ids must differ")
+        _check_ids([client.id for client in self.clients])
         lists = self._class_lists()
         object.__setattr__(self, "clients", tuple(self._labelled(c, lists[c.id]) for c in self.clients))
         if len({*lists.values()}) == 1:
@@ -451,6 +450,17 @@ def build(architecture: Architecture, client: Client, seed: int, classes: int | 
     samples = client.train
     classes = classes or len(client.task.classes)
     return architecture.build(channels=samples.channels, size=samples.size, classes=classes, seed=seed)
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    """Refuse an id that is there twice, or twice but for its case: on many disks their folders would be one."""
+    known: dict[str, str] = {}
+    for name in ids:
+        other = known.setdefault(name.casefold(), name)
+        if other != name:
+            raise InputError(f"clients: the ids '{other}' and '{name}' differ only in case; give others")
+    if len(known) != len(ids):
+        raise InputError(f"clients: the id '{Counter(ids).most_common(1)[0][0]}' is used twice; ids must differ")
 
 
 def _empty_classes(clients: Sequence[Client]) -> list[str]:

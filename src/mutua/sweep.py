@@ -5,7 +5,6 @@ A sweep is its folder: cells that are finished there are skipped, those that wer
 
 from __future__ import annotations
 
-import csv
 import io
 import multiprocessing
 import re
@@ -40,6 +39,7 @@ from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.spec import PathLike, local_path
 from mutua.stopping import announce, forking, heed, ignore, orderly, quiet
+from mutua.text import Rows
 from mutua.watching import left_out, standing
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
@@ -304,7 +304,7 @@ class Sweep:
         """results.csv, a row a number of every finished run; comparison.csv and comparison.json."""
         axes = [f"grid.{axis}" if axis in COLUMNS else axis for axis in self.axes]
         text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
+        writer = Rows(text)
         writer.writerow([*axes, *COLUMNS])
         for run in self.finished:
             cell = [run.cell.labels[axis] for axis in self.axes]

@@ -1,13 +1,68 @@
-"""Numbers and small tables as text and as HTML: what `print` and a notebook show of an object."""
+"""Numbers, names and small tables as text, HTML and CSV.
+
+Class names, ids and labels may be anybody's. Whatever shows them uses one of these: `printable` (a terminal, a
+picture), `markup` (HTML) and `Rows` (CSV).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TextIO
 
 MOST = 12
 """A table has at most so many rows; what is more is counted."""
+
+
+FORMULA = "=+-@＝＋－＠"
+"""How a cell begins that a spreadsheet would compute."""
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """Text that moves no cursor: all but line breaks that cannot be printed is an escape; at most so long."""
+    if most is not None and len(text) > most:
+        text = f"{text[: most - 1]}…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def markup(text: str) -> str:
+    """Text for HTML."""
+    return escape(printable(text))
+
+
+class Rows:
+    """A CSV file of which a spreadsheet computes nothing: what would be a formula begins with an apostrophe."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._writer = csv.writer(file, lineterminator="\n")
+
+    def writerow(self, cells: Iterable[object]) -> None:
+        """Write a row."""
+        self._writer.writerow([_cell(cell) for cell in cells])
+
+    def writerows(self, rows: Iterable[Iterable[object]]) -> None:
+        """Write rows."""
+        for row in rows:
+            self.writerow(row)
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        return value
+    text = printable(value).replace("\n", "\\n")
+    return f"'{text}" if text[0] in FORMULA and not _number(text) else text
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def percent(value: float | None) -> str:
@@ -54,7 +109,7 @@ class Sheet:
         return [*shown, *self.sums]
 
     def __str__(self) -> str:
-        rows = [self.heads, *self._rows()]
+        rows = [[printable(cell) for cell in row] for row in (self.heads, *self._rows())]
         widths = [max(len(row[k]) for row in rows) for k in range(len(self.heads))]
         lines = [
             "  ".join(
@@ -63,7 +118,9 @@ class Sheet:
             )
             for row in rows
         ]
-        return "\n".join([self.title, *(line.rstrip() for line in lines), *self.remarks])
+        return "\n".join(
+            [printable(self.title), *(line.rstrip() for line in lines), *map(printable, self.remarks)]
+        )
 
     def html(self) -> str:
         """The same for a notebook; every text is escaped."""
@@ -71,14 +128,14 @@ class Sheet:
         def row(cells: Sequence[str], tag: str) -> str:
             sides = ["left" if k < self.left else "right" for k in range(len(cells))]
             made = (
-                f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>'
+                f'<{tag} style="text-align:{side}">{markup(cell)}</{tag}>'
                 for side, cell in zip(sides, cells, strict=True)
             )
             return f"<tr>{''.join(made)}</tr>"
 
         body = "".join(row(cells, "td") for cells in self._rows())
-        remarks = "".join(f"<br>{escape(remark)}" for remark in self.remarks)
+        remarks = "".join(f"<br>{markup(remark)}" for remark in self.remarks)
         table = f"<table><thead>{row(self.heads, 'th')}</thead><tbody>{body}</tbody></table>"
         return (
-            f"<div><strong>{escape(self.title)}</strong>{table}<small>{remarks.removeprefix('<br>')}</small></div>"
+            f"<div><strong>{markup(self.title)}</strong>{table}<small>{remarks.removeprefix('<br>')}</small></div>"
         )

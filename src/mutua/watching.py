@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from mutua import errors
 from mutua.history import History
 from mutua.rounds import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
-from mutua.text import percent, several, size
+from mutua.text import percent, printable, several, size
 
 err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
@@ -25,12 +25,12 @@ log.addHandler(logging.NullHandler())  # silent until a program asks for it: pro
 def watched(label: str, notes: Sequence[str], progress: bool) -> Iterator[list[Callback]]:
     """Around a run in Python: callbacks that log it and, where wanted, show how far it has come."""
     for note in notes:
-        log.warning("%s: note: %s", label, note)
+        log.warning("%s: note: %s", label, printable(note))
     if not progress:
         yield [Logged(label)]
         return
     for note in notes:
-        err.print(f"note: {note}", soft_wrap=True)
+        err.print(printable(f"note: {note}"), soft_wrap=True)
     with bars() as shown:
         yield [Logged(label), ProgressBar(label, shown)]
 
@@ -119,9 +119,11 @@ class ProgressBar:
     """
 
     def __init__(self, label: str, progress: Progress | None, keep: bool = True) -> None:
-        self.label, self.progress, self.keep = label, progress, keep
+        self.label, self.progress, self.keep = printable(label), progress, keep
         # Shown at once: a method may work for long before its first round.
-        self.task = TaskID(0) if progress is None else progress.add_task(label, total=None, at="", note="starting")
+        self.task = (
+            TaskID(0) if progress is None else progress.add_task(self.label, total=None, at="", note="starting")
+        )
         self.rounds, self.note = 0, ""
 
     def __call__(self, event: Event) -> None:
@@ -165,4 +167,4 @@ def standing(history: History) -> str:
 
 
 def _say(text: str) -> None:
-    err.print(text, soft_wrap=True)
+    err.print(printable(text), soft_wrap=True)

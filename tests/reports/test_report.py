@@ -319,7 +319,7 @@ def test_with_one_seed_a_verdict_rests_on_the_test_samples(copied: Path) -> None
         method: json.loads((copied / f"{method}-0" / "run.json").read_text())["summary"]["clients"][0]
         for method in ("fml", "independent")
     }
-    n = np.asarray(json.loads((copied / "fml-0/clients/c0/confusion.json").read_text())["confusion"]).sum()
+    n = sum(count for _, _, count in json.loads((copied / "fml-0/clients/c0/confusion.json").read_text())["cells"])
     assert held["fml"]["test_samples"] == n
     a, b = ((one["accuracy"]["predictor"] * n + 1) / (n + 2) for one in held.values())
     half = 1.959964 * np.sqrt((a * (1 - a) + b * (1 - b)) / (n + 2))
@@ -356,11 +356,28 @@ def test_other_metrics_are_those_of_scikit_learn(compared: Path) -> None:
 def test_the_confusion_matrix_is_the_sum_of_the_clients(made: Report, compared: Path) -> None:
     [picture] = [picture for picture in made.pictures if picture.name == "confusion-fml"]
     held = [json.loads(file.read_text()) for file in (compared / "fml-0/clients").glob("*/confusion.json")]
-    total = np.sum([np.asarray(one["confusion"]) for one in held], axis=0)
+    total = np.zeros((10, 10), int)
+    for true, predicted, count in (cell for one in held for cell in one["cells"]):
+        total[true, predicted] += count
     axes = picture.figure().axes[0]
     assert np.array_equal(axes.images[0].get_array().filled(0), total)
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("true class", "predicted class")
     assert f"right: {total.trace()} of {total.sum()}" in picture.alt
+
+
+def test_a_matrix_as_it_was_once_written_is_read_too(compared: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(compared / "fml-0", tmp_path / "run"))
+    new = read(run).runs[0].confusions
+    for file in run.glob("clients/*/confusion.json"):
+        held = json.loads(file.read_text())
+        whole = np.zeros((len(held["classes"]),) * 2, int)
+        for true, predicted, count in held.pop("cells"):
+            whole[true, predicted] = count
+        file.write_text(json.dumps({**held, "confusion": whole.tolist()}))
+    old = read(run).runs[0].confusions
+    assert new.keys() == old.keys()
+    for client, (classes, cells) in new.items():
+        assert old[client][0] == classes and np.array_equal(old[client][1], cells)
 
 
 def test_a_page_has_a_table_of_contents(made: Report, text: str) -> None:

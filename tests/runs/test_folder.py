@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL
 import pytest
 import torch
@@ -138,7 +139,10 @@ def test_a_card_says_what_the_model_is_expects_and_predicts(finished: Finished) 
 def test_the_confusion_adds_up_to_the_test_samples(finished: Finished) -> None:
     folder, result = finished()
     table = json.loads((folder / "clients" / "c0" / "confusion.json").read_text())
-    counts = torch.tensor(table["confusion"])
+    counts = torch.zeros(10, 10)
+    for true, predicted, count in table["cells"]:
+        counts[true, predicted] = count
+    assert np.array_equal(result.clients[0].confusion(), counts.numpy())
     assert table["classes"] == list("0123456789")
     assert counts.sum(1).tolist() == result.clients[0].client.test.counts().tolist()
     assert counts.trace() / counts.sum() == pytest.approx(result.clients[0].accuracy())
@@ -413,7 +417,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "others": (lambda f: save_file({"a": torch.zeros(2)}, weights(f)), "weights and card do not fit"),
     "model": (lambda f: damage_card(f, architecture={"name": "mpl"}), "'mpl' is not a model; did you mean 'mlp'"),
     "width": (lambda f: damage_card(f, architecture={"name": "mlp", "width": 1}), "weights and card do not fit"),
-    "own": (lambda f: damage_card(f, architecture={"name": "no_such.nets:build"}), "cannot be imported"),
+    "own": (lambda f: damage_card(f, architecture={"name": "no_such.nets:build"}), "names code from outside mutua"),
     "odd": (lambda f: damage_card(f, architecture={"name": "mixture"}), "weights and card do not fit"),
     "unnamed": (lambda f: damage_card(f, architecture={}), "name: missing"),
 }  # fmt: skip

@@ -41,9 +41,10 @@ class Judged:
 
     @cached_property
     def sums(self) -> tuple[Array, Array, Array]:
-        """By class, how often it is right, true and predicted: of the confusion matrix, diagonal, rows and columns."""
-        classes, right = self.p.shape[1], self.y[self.predicted == self.y]
-        return tuple(np.bincount(found, minlength=classes) for found in (right, self.y, self.predicted))  # type: ignore[return-value]
+        """By class, how often it is right, true and predicted: the confusion matrix's diagonal and sums."""
+        classes = self.p.shape[1]
+        right = np.bincount(self.y[self.predicted == self.y], minlength=classes)
+        return right, np.bincount(self.y, minlength=classes), np.bincount(self.predicted, minlength=classes)
 
 
 def confusion(probabilities: Tensor, y: Tensor) -> Array:

@@ -19,6 +19,7 @@ from mutua.methods import base
 from mutua.profile import Profile
 from mutua.result import Result
 from mutua.text import percent as percent
+from mutua.text import printable
 from mutua.text import size as size
 from mutua.watching import Hashing as Hashing
 from mutua.watching import ProgressBar as ProgressBar
@@ -34,16 +35,24 @@ out = Console(markup=False, emoji=False, highlight=False)
 
 def say(text: str, to: Console | None = None) -> None:
     """A line of text, broken only by the terminal."""
-    (to or out).print(text, soft_wrap=True)
+    (to or out).print(printable(text), soft_wrap=True)
+
+
+class Cells(Table):
+    """A table whose cells move no cursor."""
+
+    def add_row(self, *cells: Any, **more: Any) -> None:
+        """Add a row of text."""
+        super().add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in cells), **more)
 
 
 def table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
     """An empty table: text to the left, which may be broken where it is narrow, and numbers to the right."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    made = Cells(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in left:
-        made.add_column(name, overflow="fold")
+        made.add_column(printable(name), overflow="fold")
     for name in right:
-        made.add_column(name, justify="right", no_wrap=True)
+        made.add_column(printable(name), justify="right", no_wrap=True)
     return made
 
 
@@ -101,7 +110,7 @@ class SweepBars:
     def _draw(self, news: News, label: str, at: str) -> None:
         assert self.progress is not None
         if news.what == "begun":
-            self._tasks[label] = self.progress.add_task(label, total=news.rounds, at="", note="")
+            self._tasks[label] = self.progress.add_task(printable(label), total=news.rounds, at="", note="")
         elif news.what == "round" and label in self._tasks:
             self.progress.update(self._tasks[label], completed=news.round, at=at, note=news.text)
         elif news.what in ("done", "failed", "stopped") and label in self._tasks:

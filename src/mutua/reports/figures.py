@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 
 from mutua.errors import InputError
+from mutua.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +81,7 @@ class Picture:
         made = Figure(self.size, dpi=DPI, layout="constrained")
         self.draw(made)
         if title:
-            made.axes[0].set_title(title, loc="left", color=INK, fontsize=11, parse_math=False)
+            made.axes[0].set_title(printable(title), loc="left", color=INK, fontsize=11, parse_math=False)
         return made
 
     def file(self, kind: Literal["svg", "pdf"]) -> bytes:
@@ -169,11 +170,13 @@ def _draw_counts(
         bar.set_label("samples", color=INK)
 
     shown = range(0, K, -(-K // 50))
-    axes.set_yticks(shown, [clients[k] for k in shown], parse_math=False)  # a $ in a name is a $
-    axes.set_xticks(range(C), classes, parse_math=False)
+    axes.set_yticks(shown, [written(clients[k]) for k in shown], parse_math=False)  # a $ in a name is a $
+    named = range(0, C, -(-C // 200))  # of very many, some: they would be a black bar, and take minutes
+    axes.set_xticks(named, [written(classes[c]) for c in named], parse_math=False)
     upright = max(map(len, classes)) * 0.085 > cell_width
     axes.tick_params("x", labelrotation=90 if upright else 0, labelsize=8 if cell_width > 0.2 else 6.5)
-    axes.set_xticks(np.arange(C + 1) - 0.5, minor=True)
+    if len(named) == C:
+        axes.set_xticks(np.arange(C + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(K + 1) - 0.5, minor=True)
     axes.grid(which="minor", color=FAINT, linewidth=0.5)
     axes.tick_params("both", which="both", length=0, colors=INK)
@@ -223,6 +226,11 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     return figure
 
 
+def written(name: str) -> str:
+    """A name as pictures show it: short, and without what cannot be printed."""
+    return printable(name.replace("\n", "\\n"), 40)
+
+
 def plain(axes: Axes, of: Literal["x", "y"] = "y") -> None:
     """Percentages along one axis, a faint grid across it, and nothing that says nothing."""
     getattr(axes, f"{of}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
@@ -240,7 +248,7 @@ def legend(
     """Names above the picture, as they are written."""
     made = figure.legend(
         handles,
-        names,
+        [written(name) for name in names],
         loc="outside upper left",
         ncols=columns or len(names),
         frameon=False,
@@ -269,4 +277,10 @@ def _render(figure: Figure, to: Path | io.BytesIO, kind: str) -> None:
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        figure.savefig(to, format=kind, metadata=UNDATED[kind])
+        if kind != "svg":
+            figure.savefig(to, format=kind, metadata=UNDATED[kind])
+            return
+        held = io.BytesIO()
+        figure.savefig(held, format=kind, metadata=UNDATED[kind])
+    data = printable(held.getvalue().decode()).encode()  # it has every text beside its shapes, as a comment
+    to.write(data) if isinstance(to, io.BytesIO) else to.write_bytes(data)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from html import escape
 from itertools import groupby
 
 import mutua
 from mutua.reports.figures import INK, Picture
 from mutua.reports.report import Code, Report, Section
 from mutua.reports.tables import Table
+from mutua.text import markup
 
 STYLE = f"""
 body {{ margin: 0; background: #fff; color: #1a1a1a; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
@@ -66,8 +66,8 @@ def html(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(report.title)}</h1>\n{_contents(report)}{sections}"
+        f"<title>{markup(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{markup(report.title)}</h1>\n{_contents(report)}{sections}"
         f"<footer>Made by mutua {mutua.__version__} from the files of the runs alone.</footer>\n"
         "</main>\n</body>\n</html>\n"
     )
@@ -76,7 +76,7 @@ def html(report: Report) -> str:
 def _contents(report: Report) -> str:
     """Links to the sections."""
     links = "".join(
-        f'<li><a href="#section-{number}">{escape(section.title)}</a></li>\n'
+        f'<li><a href="#section-{number}">{markup(section.title)}</a></li>\n'
         for number, section in enumerate(report.sections, 1)
     )
     return f'<nav aria-label="Contents">\n<ol>\n{links}</ol>\n</nav>\n'
@@ -88,7 +88,7 @@ def _section(number: int, section: Section) -> str:
         inner = "".join(map(_block, blocks))
         parts.append(f'<div class="figures">\n{inner}</div>\n' if together else inner)
     at = f"section-{number}"
-    heading = f'<h2 id="{at}">{escape(section.title)}</h2>\n'
+    heading = f'<h2 id="{at}">{markup(section.title)}</h2>\n'
     return f'<section aria-labelledby="{at}">\n{heading}{"".join(parts)}</section>\n'
 
 
@@ -100,13 +100,13 @@ def _block(block: str | Table | Picture | Code) -> str:
             wide = f"max-width: {block.size[0] * 1.15:.1f}in"
             source = f"data:image/svg+xml;base64,{b64encode(block.file('svg')).decode()}"
             return (
-                f'<figure id="figure-{escape(block.name)}">\n<figcaption>{escape(block.title)}</figcaption>\n'
-                f'<img style="{wide}" alt="{escape(block.alt)}" src="{source}">\n</figure>\n'
+                f'<figure id="figure-{markup(block.name)}">\n<figcaption>{markup(block.title)}</figcaption>\n'
+                f'<img style="{wide}" alt="{markup(block.alt)}" src="{source}">\n</figure>\n'
             )
         case Code(text, folded):
-            code = f'<pre tabindex="0"><code>{escape(text)}</code></pre>\n'
+            code = f'<pre tabindex="0"><code>{markup(text)}</code></pre>\n'
             if not folded:
                 return code
-            return f"<details>\n<summary>{escape(folded)}</summary>\n{code}</details>\n"
+            return f"<details>\n<summary>{markup(folded)}</summary>\n{code}</details>\n"
         case _:
-            return f"<p>{escape(block)}</p>\n"
+            return f"<p>{markup(block)}</p>\n"

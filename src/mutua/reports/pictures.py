@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mutua.reports import console
-from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, plain
+from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, plain, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,7 +138,7 @@ def _draw_clients(ids: list[str], bars: Mapping[str, Bars], figure: FigureBase) 
         if len(ids) * len(bars) <= 60:
             axes.bar_label(made, [console.percent(v) for v in mine.values], padding=2, fontsize=7, color=INK)
     step = -(-len(ids) // 50)
-    axes.set_yticks(places[::step], ids[::step], parse_math=False)
+    axes.set_yticks(places[::step], [written(name) for name in ids[::step]], parse_math=False)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
@@ -184,7 +184,7 @@ def _draw_scatter(
             dots = axes.scatter(mine[:, 0], mine[:, 1], s=7, linewidths=0, alpha=0.8, rasterized=True, **style)
             if axes is grid[0]:
                 handles.append(dots)
-        axes.set_title(panel.title, loc="left", fontsize=9, color=INK, parse_math=False)
+        axes.set_title(written(panel.title), loc="left", fontsize=9, color=INK, parse_math=False)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color(FAINT)

@@ -65,7 +65,7 @@ def confusions(study: Study, missing: list[str]) -> Iterator[Picture]:
     """Per label, all clients' test samples by true and predicted class, with the first seed."""
     for label in study.labels:
         run = study.of(label)[0]
-        held = run.confusions()
+        held = run.confusions
         classes = list(dict.fromkeys(name for names, _ in held.values() for name in names))
         if not held:
             continue
@@ -73,8 +73,8 @@ def confusions(study: Study, missing: list[str]) -> Iterator[Picture]:
             missing.append(f"confusion matrix of {label}: {len(classes)} classes are too many to draw")
             continue
         total = np.zeros((len(classes), len(classes)), int)
-        for names, counts in held.values():
-            at = [classes.index(name) for name in names]
-            total[np.ix_(at, at)] += counts
+        for names, cells in held.values():
+            at = np.array([classes.index(name) for name in names])
+            np.add.at(total, (at[cells[:, 0]], at[cells[:, 1]]), cells[:, 2])
         title = f"{label}: test samples of all clients by true and predicted class, seed {run.seed}"
         yield confusion(f"confusion-{slug(label)}", title, total, classes)

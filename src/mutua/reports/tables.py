@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from mutua.reports import console
 from mutua.stats import Spread
+from mutua.text import Rows, markup, printable
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def told(cell: Cell) -> str:
             return console.spread({"mean": cell.value, "std": None}, sign=True).replace("-", "−")
         case Bytes():
             return console.size(cell.value)
-    return str(cell)
+    return printable(str(cell))
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,17 @@ class Table:
         """A real table with a caption and headings of rows and columns; it scrolls by itself where it is wide."""
         sides = [""] * len(self.left) + [' class="number"'] * len(self.right)
         heads = "".join(
-            f'<th scope="col"{side}>{escape(h)}</th>' for h, side in zip(self.heads, sides, strict=True)
+            f'<th scope="col"{side}>{markup(h)}</th>' for h, side in zip(self.heads, sides, strict=True)
         )
         rows = []
         for row in self.rows:
-            first, *rest = (escape(told(cell)) for cell in row)
+            first, *rest = (markup(told(cell)) for cell in row)
             cells = "".join(f"<td{side}>{cell}</td>" for cell, side in zip(rest, sides[1:], strict=True))
             rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
-        remarks = "".join(f"<p>{escape(remark)}</p>\n" for remark in self.remarks)
+        remarks = "".join(f"<p>{markup(remark)}</p>\n" for remark in self.remarks)
         # The title stands outside: a caption would be as wide as the table, and so be cut on a narrow screen.
         return (
-            f'<p class="caption" id="table-{self.name}">{escape(self.title)}</p>\n'
+            f'<p class="caption" id="table-{self.name}">{markup(self.title)}</p>\n'
             f'<div class="table" role="region" tabindex="0" aria-labelledby="table-{self.name}">\n'
             f'<table aria-labelledby="table-{self.name}">\n<thead><tr>{heads}</tr></thead>\n<tbody>\n'
             + "\n".join(rows)
@@ -119,7 +118,7 @@ class Table:
     def csv(self) -> str:
         """As they were computed, not rounded: accuracies from 0 to 1, bytes; `sd` beside what is over seeds."""
         text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
+        writer = Rows(text)
         spread = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.heads))]
         heads = zip(self.heads, spread, strict=True)
         writer.writerow([name for head, over in heads for name in ((head, f"{head} sd") if over else (head,))])
@@ -151,8 +150,8 @@ _TEX = {
 
 
 def _latex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
+    return "".join(_TEX.get(character, character) for character in printable(text))
 
 
 def _markdown(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>|#$~])", r"\\\1", text)
+    return re.sub(r"([\\`*_{}\[\]<>|#$~])", r"\\\1", printable(text))

@@ -66,7 +66,7 @@ def join(
 ) -> Joined:
     """Let a newcomer use, fine-tune or mutually adapt a run's global on its own data; the run stays as it is."""
     shared = run.shared()
-    if name in run.clients():
+    if name.casefold() in map(str.casefold, run.clients()):
         raise InputError(f"--name: '{name}' is in {run.path} already; give the newcomer a name of its own")
     _complete(shared, how)
     if model is not None and how != "mutual":

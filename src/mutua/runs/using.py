@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from mutua.runs.files import to_json
 from mutua.runs.folder import filling
 from mutua.runs.saved import SavedModel
 from mutua.spec import PathLike, local_path
+from mutua.text import Rows
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Predictions:
 
     def write(self, file: TextIO) -> None:
         """CSV: sample, label, and a column a class."""
-        writer = csv.writer(file, lineterminator="\n")
+        writer = Rows(file)
         writer.writerow(["sample", "label", *self.classes])
         for name, label, row in zip(self.samples, self.labels, self.probabilities.tolist(), strict=True):
             writer.writerow([name, label, *(f"{p:.6f}" for p in row)])
