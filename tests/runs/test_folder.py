@@ -417,7 +417,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "others": (lambda f: save_file({"a": torch.zeros(2)}, weights(f)), "weights and card do not fit"),
     "model": (lambda f: damage_card(f, architecture={"name": "mpl"}), "'mpl' is not a model; did you mean 'mlp'"),
     "width": (lambda f: damage_card(f, architecture={"name": "mlp", "width": 1}), "weights and card do not fit"),
-    "own": (lambda f: damage_card(f, architecture={"name": "no_such.nets:build"}), "names code from outside mutua"),
+    "own": (lambda f: damage_card(f, architecture={"name": "no_such.nets:build"}), "names code from outside"),
     "odd": (lambda f: damage_card(f, architecture={"name": "mixture"}), "weights and card do not fit"),
     "unnamed": (lambda f: damage_card(f, architecture={}), "name: missing"),
 }  # fmt: skip
