@@ -173,7 +173,7 @@ def run(
     trust_code: TrustCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe, or go on with a run: one that was stopped, or with more rounds."""
+    """Run a recipe, or go on with a run that was stopped."""
     from mutua.engines.workers import cores
     from mutua.profile import Profile
     from mutua.reports import console

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
@@ -26,6 +26,7 @@ from mutua.modules import Modules
 from mutua.participant import Job, Participant
 from mutua.participation import Attendance, Participation, left_out
 from mutua.privacy import Guarantee, guarantee
+from mutua.spec import whole_number
 from mutua.store import State
 from mutua.text import Sheet, percent, several, size, some
 
@@ -176,6 +177,7 @@ class Result:
     clients: list[ClientResult]
     seconds: float
     participation: Participation = field(default_factory=Participation)
+    longer: Callable[..., Result] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         since = {client.id: client.serves_since for client in self.clients}
@@ -190,6 +192,17 @@ class Result:
 
     def _repr_html_(self) -> str:
         return self._sheet.html()
+
+    def extend(self, rounds: int, **given: Any) -> Result:
+        """The result of the same run with so many rounds in all; only what is new is run.
+
+        It equals, to the last byte, a run that was planned so long; where a schedule over all rounds or a budget
+        would have made that another run, it is refused. `given` may be `callbacks` and `progress`, as for `run`.
+        """
+        if self.longer is None:
+            raise InputError("extend: where this run stood is not known; use 'mutua run --resume DIR --rounds N'")
+        whole_number(rounds, "rounds")
+        return self.longer(rounds, **given)
 
     def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
         """Unweighted mean over clients of accuracy on their own test data; who never trained is left out."""

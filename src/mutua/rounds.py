@@ -216,6 +216,8 @@ class Rounds:
         self.ledger.extend(self.standing.ledger)
         self.participation.extend(self.standing.participation)
         self._began = time.perf_counter() - self.standing.seconds
+        self.before_finish = self.standing if self.standing.round == self.job.plan.rounds else None
+        """Where the run stood before the clients' last work, if it has come so far."""
 
     @whole()
     def run(self) -> None:
@@ -290,6 +292,8 @@ class Rounds:
             validation=self.history.validation(self.judged, min(round, self.job.plan.rounds)),
             seconds=seconds,
         )
+        if round == self.job.plan.rounds:
+            self.before_finish = self.standing
         self._emit(Reached(self.standing))
 
     def _exchange(self, round: int) -> None:

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mutua.errors import InputError, LeftOut, line, suggest
@@ -15,7 +16,7 @@ from mutua.federation import Federation, build
 from mutua.methods.base import Method
 from mutua.modules import batch_normed
 from mutua.participant import Job
-from mutua.plan import Plan
+from mutua.plan import Plan, lengthened
 from mutua.privacy import within_budget
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing
@@ -65,6 +66,7 @@ def run(
         raise InputError(f"callbacks: {callbacks!r}; give a list of functions that take an event")
     if faults is not None and not isinstance(faults, Faults):
         faults = checked(Faults, faults, at="faults")
+    given = federation
     federation = prepared(method, federation, plan)
     plan = affordable(method, federation, plan)
     job = Job(method, plan, federation.global_model, federation.public)
@@ -98,12 +100,25 @@ def run(
     ]
     seconds = time.perf_counter() - began
     shared = server.state.get("global")
-    result = Result(job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation)
+    longer = None
+    if rounds.before_finish is not None:
+        before = replace(rounds.before_finish, stores=stores).unfinished(plan.rounds)
+        longer = partial(_longer, method, given, plan, before, engine=engine, workers=workers, faults=faults)
+    result = Result(
+        job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation, longer
+    )
     if missed := result.left_out():
         many = f"; and {len(missed) - TOLD} more" if len(missed) > TOLD else ""
         said = f"{len(missed)} of {len(clients)} clients were left out of rounds: {'; '.join(missed[:TOLD])}{many}"
         warnings.warn(LeftOut(line(said)), stacklevel=2)
     return result
+
+
+def _longer(
+    method: Method, federation: Federation, plan: Plan, before: Standing, rounds: int, **given: Any
+) -> Result:
+    """The rest of a run that becomes so long, from where it stood before the clients' last work."""
+    return run(method, federation, plan=lengthened(plan, method, rounds, plan.rounds), standing=before, **given)
 
 
 def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:

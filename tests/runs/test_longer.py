@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from mutua.errors import RunError
+import mutua
+from mutua.errors import InputError, RunError
 from mutua.methods import base
 from mutua.recipe import Recipe
 from mutua.runs.checkpoints import Checkpoints
@@ -273,3 +275,25 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_becomes_longer(
     assert command("run", "--resume", "x", "--rounds", "3").code == 0
     assert RunFolder(tmp_path / "x").recipe.rounds == 3
     assert yaml.safe_load((tmp_path / "x" / "recipe.yaml").read_text())["rounds"] == 3
+
+
+# In Python
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_result_becomes_longer(workers: int, federate: Any) -> None:
+    federation = federate()
+    method = base.of({"name": "finetuned", "tune_epochs": 2})
+    plan: dict[str, Any] = {"client_fraction": 0.7, "workers": workers, "progress": False, "device": "cpu"}
+    short = mutua.run(method, federation, rounds=2, **plan)
+    before = list(short.history)
+    found = short.extend(rounds=3).extend(rounds=5, progress=False)
+    planned = mutua.run(method, federation, rounds=5, **plan)
+    assert list(found.history) == list(planned.history) and list(found.ledger) == list(planned.ledger)
+    assert list(found.participation) == list(planned.participation)
+    for one, other in zip(found.clients, planned.clients, strict=True):
+        assert one.state.keys() == other.state.keys()
+        assert all(torch.equal(one.state[g][n], a) for g, named in other.state.items() for n, a in named.items())
+    assert list(short.history) == before and found.summary().keys() == planned.summary().keys()
+    with pytest.raises(InputError, match="rounds: 1, but the run has 2 already; give more"):
+        short.extend(rounds=1)
