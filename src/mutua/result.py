@@ -97,8 +97,11 @@ class ClientResult:
     @property
     def predictor(self) -> Predictor:
         """The model it serves with, ready for raw inputs."""
-        model = self.job.method.predictor(self._participant, self.brief).eval()
-        return Predictor(model, self.client.train.take([]))
+        return Predictor(self.serving(Modules(torch.device("cpu"))), self.client.train.take([]))
+
+    def serving(self, modules: Modules) -> nn.Module:
+        """The model it serves with, in one of these modules: it is so until another client's is asked for."""
+        return self.job.method.predictor(self._participant(modules), self.brief).eval()
 
     @property
     def evaluated(self) -> bool:
@@ -121,11 +124,9 @@ class ClientResult:
     @property
     def made_of(self) -> dict[str, Any]:
         """What it serves with, as a model's card says it."""
-        return self.job.method.made_of(self._participant)
+        return self.job.method.made_of(self._participant(Modules(torch.device("cpu"))))
 
-    @property
-    def _participant(self) -> Participant:
-        modules = Modules(torch.device("cpu"))
+    def _participant(self, modules: Modules) -> Participant:
         return Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
 
     def accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
@@ -138,16 +139,16 @@ class ClientResult:
             return None
         return self.history.selected(selection, self.id, model, "test", metric)
 
-    def confusion(self) -> np.ndarray:
+    def confusion(self, model: nn.Module | None = None) -> np.ndarray:
         """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
-        return metrics.confusion(self._tested(), self.client.test.y)
+        return metrics.confusion(self._tested(model), self.client.test.y)
 
-    def confusion_cells(self) -> list[list[int]]:
+    def confusion_cells(self, model: nn.Module | None = None) -> list[list[int]]:
         """The same without its zeros: true class, predicted class, count."""
-        return metrics.cells(self._tested(), self.client.test.y)
+        return metrics.cells(self._tested(model), self.client.test.y)
 
-    def _tested(self) -> Tensor:
-        return probabilities(self.predictor.model, self.client.test, self.client.task)
+    def _tested(self, model: nn.Module | None) -> Tensor:
+        return probabilities(model or self.predictor.model, self.client.test, self.client.task)
 
     def summary(self) -> dict[str, Any]:
         """The client's part of a run's JSON."""

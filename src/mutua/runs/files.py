@@ -30,9 +30,10 @@ class Together:
 
     def write(self, path: Path, *data: bytes | memoryview | str) -> None:
         """Write a file aside; the folders above it are made."""
-        new = [folder for folder in path.parents if not folder.exists()]
-        self.folders |= dict.fromkeys([path.parent, *(folder.parent for folder in new)])
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in self.folders:
+            new = [folder for folder in path.parents if not folder.exists()]
+            self.folders |= dict.fromkeys([path.parent, *(folder.parent for folder in new)])
+            path.parent.mkdir(parents=True, exist_ok=True)
         self.paths[path] = None
         with _aside(path).open("wb") as file:
             for piece in data:
@@ -85,7 +86,10 @@ def _aside(path: Path) -> Path:
 
 def to_json(value: Any, indent: int | None = 2) -> str:
     """JSON as any reader takes it: a number that is not finite is null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -42,6 +42,7 @@ from mutua.ledger import Direction, Entry, Ledger
 from mutua.log import Upto
 from mutua.message import Tensors
 from mutua.methods import base
+from mutua.modules import Modules, one_thread
 from mutua.participation import OUTCOMES, Participation, Turn
 from mutua.plan import Plan, lengthened
 from mutua.profile import timed
@@ -450,8 +451,10 @@ class RunFolder:
                 if shared.share != "all":  # every client ends it in classes of its own
                     card = card.model_copy(update={"classes": ()})
                 put_model(files, self.path / "global", {"weights": result.global_state}, card)
-            for client in result.clients:
-                self._put_client(files, client)
+            modules = Modules(torch.device("cpu"))  # in which clients take turns: building one takes long
+            with one_thread():
+                for client in result.clients:
+                    self._put_client(files, client, modules)
         record = Record(
             versions=versions(),
             method=base.spec(job.method),
@@ -463,13 +466,14 @@ class RunFolder:
         write(self.path / "run.json", to_json(record.model_dump(mode="json")) + "\n")
         self.events.add("finished", seconds=round(result.seconds, 3))
 
-    def _put_client(self, files: Together, client: ClientResult) -> None:
+    def _put_client(self, files: Together, client: ClientResult, modules: Modules) -> None:
         # What a method keeps beside models has a dot or a space in its name, or nothing in it.
         groups = {name: arrays for name, arrays in client.state.items() if name.isidentifier() and arrays}
         if not client.evaluated:
             put_weights(files, self.path / "clients" / client.id, groups)
             return
-        predictor = client.predictor.model.state_dict()
+        model = client.serving(modules)
+        predictor = model.state_dict()
         serving = next((name for name, arrays in groups.items() if _equal(arrays, predictor)), None)
         if serving is None:
             serving, groups = "predictor", {**groups, "predictor": predictor}
@@ -483,7 +487,7 @@ class RunFolder:
         )
         put_model(files, place, groups, card)
         # Without its zeros: a matrix of thousands of classes would be larger than what is read again.
-        table = {"classes": list(client.client.task.classes), "cells": client.confusion_cells()}
+        table = {"classes": list(client.client.task.classes), "cells": client.confusion_cells(model)}
         text = to_json(table, indent=None) + "\n"
         if len(text) <= untrusted.TEXT:  # else docs/runs.md says that there is none
             files.write(place / "confusion.json", text)
