@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long bench bench-engine bench-quick lint format clean
+.PHONY: demo test test-long bench bench-engine bench-scale bench-quick lint format clean
 
 demo: .venv/installed
 	$(BIN)/mutua demo
@@ -20,6 +20,10 @@ bench: .venv/installed
 # What the engine costs beside bare steps, and how cost grows with clients: three and a half minutes.
 bench-engine: .venv/installed
 	$(BIN)/python benchmarks/overhead.py
+
+# How runs grow with clients and with rounds: some ten minutes.
+bench-scale: .venv/installed
+	$(BIN)/python benchmarks/scale.py
 
 # Under a minute; fails where a ratio has fallen below 85 % of the recorded one.
 bench-quick: .venv/installed

@@ -45,6 +45,8 @@ from mutua.watching import left_out, standing
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""
 COLUMNS = ("seed", "client", "model", "split", "metric", "value")
+SELDOM = 20
+"""Results are written again after so many times as long as writing them took, and at the end."""
 MARK = "results.csv"
 """The file by which a sweep's folder is known."""
 
@@ -146,6 +148,7 @@ class Sweep:
             for (cell, recipe), folder in zip(cells, folders, strict=True)
         ]
         self._read: dict[Path, Finished] = {}
+        self._next, self._stale = 0.0, True
 
     @property
     def finished(self) -> list[Planned]:
@@ -158,7 +161,7 @@ class Sweep:
 
     def alone(self, run: Planned) -> Finished | None:
         """The numbers of the finished run in which the same clients train alone."""
-        found = alone(run, self.finished)
+        found = alone(run, [other for other in self.runs if other.seed == run.seed and other.finished])
         return None if found is None else self.numbers(found)
 
     def check_recipes(self) -> None:
@@ -252,6 +255,8 @@ class Sweep:
                 announce(name)
             finally:
                 self._end(busy, outcome, watch)
+                if self._stale:
+                    self.write()
         return outcome
 
     def _hear(
@@ -283,7 +288,9 @@ class Sweep:
             outcome.interrupted = outcome.interrupted or not outcome.stopped
             outcome.stopped = outcome.stopped or news.text
         elif news.what == "done":
-            self.write()
+            self._stale = True
+            if time.monotonic() >= self._next:
+                self.write()
         watch(news)
         return False
 
@@ -302,6 +309,7 @@ class Sweep:
 
     def write(self) -> None:
         """results.csv, a row a number of every finished run; comparison.csv and comparison.json."""
+        began = time.monotonic()
         axes = [f"grid.{axis}" if axis in COLUMNS else axis for axis in self.axes]
         text = io.StringIO(newline="")
         writer = Rows(text)
@@ -312,6 +320,9 @@ class Sweep:
         with together() as files:
             files.write(self.place / MARK, text.getvalue())
             comparing.write(files, self.place, self.summaries())
+        # The files grow with the runs. So that writing them stays a small part of the time, not after every one.
+        ended = time.monotonic()
+        self._next, self._stale = ended + SELDOM * (ended - began), False
 
     def summary(self) -> dict[str, Any]:
         """By cell, mean and deviation over seeds and the differences to the first."""
@@ -319,9 +330,13 @@ class Sweep:
 
     def summaries(self) -> list[tuple[str, dict[str, Any]]]:
         """By cell's name, what every finished run says of itself, and what is known of its clients together."""
-        found = []
-        for run in self.finished:
-            numbers, rival = self.numbers(run), self.alone(run)
+        found, finished = [], self.finished
+        by_seed: dict[int, list[Planned]] = {}
+        for run in finished:
+            by_seed.setdefault(run.seed, []).append(run)
+        for run in finished:
+            other = alone(run, by_seed[run.seed])
+            numbers, rival = self.numbers(run), None if other is None else self.numbers(other)
             over_clients = {name: numbers.measure(Measure(name), rival) for name in comparing.OVER_CLIENTS}
             more = {"cell": dict(run.cell.labels), "over_clients": over_clients}
             found.append((run.cell.name, {**numbers.summary, **more}))
