@@ -144,10 +144,12 @@ def test_every_file_of_a_run(nets: str, run: Path, command: Any, tmp_path: Path)
     change(run / "run.json", lambda record: record["method"].update(name=f"{nets}:Mine"))
     assert f"--trust-code {nets}:Mine" in command(*join).err
     change(run / "recipe.yaml", lambda recipe: recipe.update(opt_out={"samples": 0.1, "censor": f"{nets}:censor"}))
+    change(run / "run.json", lambda record: record.update(recipe=(run / "recipe.yaml").read_text()))
     done = command("report", "run", "--load-data", "--html", "page.html")
     assert done.code == 0 and f"--trust-code {nets}:censor" in (tmp_path / "page.html").read_text()
     assert command("export", "run", "--client", "c0").code == 0
     (run / "run.json").unlink()
+    shutil.rmtree(run / "checkpoints")  # which know the recipe as it was executed
     assert f"--trust-code {nets}:censor" in command("run", "--resume", "run").err
     change(run / "recipe.yaml", lambda recipe: recipe.update(opt_out=None, method={"name": f"{nets}:Mine"}))
     assert f"--trust-code {nets}:Mine" in command("run", "--resume", "run").err
