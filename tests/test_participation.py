@@ -22,7 +22,7 @@ from mutua.methods import FML, FedAvg, FineTuned, Independent
 from mutua.participation import REASONS, Participation, spans
 from mutua.recipe import Recipe
 from mutua.reports.reading import read
-from mutua.reports.report import report
+from mutua.reports.report import compose as report
 from mutua.reports.tables import told
 from mutua.rounds import Event, RoundStarted
 from mutua.runs.execute import execute

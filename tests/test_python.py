@@ -22,7 +22,7 @@ from mutua.models.architecture import Architecture
 from mutua.recipe import Recipe
 from mutua.reports import reading, writing
 from mutua.reports.labels import counts_by_client
-from mutua.reports.report import report
+from mutua.reports.report import compose as report
 from mutua.reproduce import Reproduction
 from mutua.runs.folder import RunFolder
 from mutua.runs.listing import Overview, listed

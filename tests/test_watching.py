@@ -12,6 +12,7 @@ from rich.console import Console
 
 import mutua
 from mutua import watching
+from mutua.errors import LeftOut
 from mutua.federation import Federation
 from mutua.methods import FML
 from mutua.rounds import Event, Finished, Standing
@@ -105,11 +106,11 @@ def test_notes_and_left_out_clients_are_shown_and_logged(
 
     federation = replace(federate(), notes=("few samples",))
     faults = {"dropout": [{"clients": ["b"], "rounds": [1]}]}
-    with caplog.at_level(logging.INFO, "mutua"):
+    with caplog.at_level(logging.INFO, "mutua"), pytest.warns(LeftOut):
         result = mutua.run(FML(), federation, rounds=2, faults=faults)
     err = capfd.readouterr().err
     assert err.startswith("note: few samples\n") and err.count("without b") == 1
-    assert str(result).splitlines()[-1].startswith("b: answered 1 of 2 rounds; failed in round 1: ")
+    assert str(result).splitlines()[-1].startswith("b: answered 1 of 2 rounds; failed (round 1): ")
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert [text.split(":")[1] for text in warned] == [" note", " round 1"] and "without b" in warned[1]
     told = [record.message for record in caplog.records if record.levelno == logging.INFO]
@@ -119,7 +120,8 @@ def test_notes_and_left_out_clients_are_shown_and_logged(
 
 def test_the_log_is_silent_until_a_program_asks(federate: Federate, capfd: pytest.CaptureFixture[str]) -> None:
     faults = {"dropout": [{"clients": ["b"], "rounds": [1]}]}
-    mutua.run(FML(), federate(), rounds=1, faults=faults, progress=False)
+    with pytest.warns(LeftOut):
+        mutua.run(FML(), federate(), rounds=1, faults=faults, progress=False)
     assert capfd.readouterr() == ("", "")
 
 

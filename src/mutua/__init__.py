@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from mutua import methods as methods
     from mutua import models as models
+    from mutua.comparison import Comparison as Comparison
+    from mutua.comparison import compare as compare
     from mutua.data import partitions as partitions
     from mutua.data.samples import Preprocess as Preprocess
     from mutua.data.samples import Samples as Samples
@@ -30,9 +32,13 @@ if TYPE_CHECKING:
     from mutua.message import Message as Message
     from mutua.methods.base import Method as Method
     from mutua.models import Architecture as Architecture
+    from mutua.opened import SavedRun as SavedRun
+    from mutua.opened import open_run as open_run
+    from mutua.opened import save_run as save_run
     from mutua.plan import Plan as Plan
     from mutua.privacy import Privacy as Privacy
     from mutua.recipe import Recipe as Recipe
+    from mutua.reports.writing import report as report
     from mutua.result import Result as Result
     from mutua.runner import run as run
 
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "methods": "mutua.methods",
     "models": "mutua.models",
+    "Comparison": "mutua.comparison",
+    "compare": "mutua.comparison",
     "partitions": "mutua.data.partitions",
     "Preprocess": "mutua.data.samples",
     "Samples": "mutua.data.samples",
@@ -62,9 +70,13 @@ _HOMES = {
     "Message": "mutua.message",
     "Method": "mutua.methods.base",
     "Architecture": "mutua.models",
+    "SavedRun": "mutua.opened",
+    "open_run": "mutua.opened",
+    "save_run": "mutua.opened",
     "Plan": "mutua.plan",
     "Privacy": "mutua.privacy",
     "Recipe": "mutua.recipe",
+    "report": "mutua.reports.writing",
     "Result": "mutua.result",
     "run": "mutua.runner",
 }

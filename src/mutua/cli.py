@@ -467,7 +467,7 @@ def report(
     """
     from mutua.reports import console
     from mutua.reports.reading import read
-    from mutua.reports.report import report as made_of
+    from mutua.reports.report import compose
     from mutua.reports.writing import write
 
     _trust(trust_code)
@@ -479,7 +479,7 @@ def report(
             with suppress(MutuaError):  # the report says so; here whoever must be asked is, before anything spins
                 _ = one.overview.folder.recipe
     with console.err.status("reading and drawing"):
-        for path in write(made_of(study, load_data, data_dir), html, pdf, tables, figures):
+        for path in write(compose(study, load_data, data_dir), html, pdf, tables, figures):
             console.say(str(path))
 
 

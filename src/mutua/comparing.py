@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +13,7 @@ from typing import Any
 from mutua import untrusted
 from mutua.errors import InputError
 from mutua.grid import Cell, facets
+from mutua.measures import Finished
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe import Recipe, expand, read_recipe
@@ -23,6 +24,10 @@ from mutua.text import Rows
 MEASURES = ("global", "predictor")
 DOMAINS = ("wdp", "cdp", "acc")
 OVER_CLIENTS = ("worst", "spread_clients", "better_off")
+COMPARED = ("method", "seed", "client", "model", "selection", "accuracy")
+COLUMNS = ("seed", "client", "model", "split", "metric", "value")
+MARK = "results.csv"
+"""The file by which the folder of many runs is known."""
 OUTSIDE_BRACKETS = r"{}(?![^\[{{]*[\]}}])"
 
 
@@ -34,13 +39,13 @@ class Contender:
     method: Method
 
     @staticmethod
-    def of(text: str, recipe: Recipe) -> Contender:
+    def of(text: str, recipe: Recipe | None) -> Contender:
         """Read `name` or `name:key=value:key=value`; the recipe's own method keeps the recipe's options."""
         name, *parts = _split(":", text.strip())
         if name.lower() not in base.names() and parts and "=" not in parts[0]:
             name = f"{name}:{parts.pop(0)}"  # a user's own: package.module:Class
-        own = base.spec(recipe.method)
-        options = dict(own) if name == own["name"] else {"name": name}
+        own = {} if recipe is None else base.spec(recipe.method)
+        options = dict(own) if name == own.get("name") else {"name": name}
         for part in parts:
             key, equals, value = part.partition("=")
             if not equals or not key:
@@ -55,7 +60,7 @@ class Contender:
             raise InputError(f"--methods: '{text}': {error}") from None
 
 
-def contenders(text: str, recipe: Recipe) -> list[Contender]:
+def contenders(text: str, recipe: Recipe | None) -> list[Contender]:
     """The methods of a list such as "fml,fedprox:mu=0.1,independent"."""
     found = [Contender.of(part, recipe) for part in _split(",", text) if part.strip()]
     if not found:
@@ -160,16 +165,38 @@ def _difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str,
     return {"mean": found.mean, "std": found.sd, "values": values, "low": found.low, "high": found.high}
 
 
+def results(axes: Sequence[str], runs: Iterable[tuple[Mapping[str, str], int, Finished]]) -> str:
+    """results.csv: of runs by their labels on the axes and seed, a row a number."""
+    text = io.StringIO(newline="")
+    writer = Rows(text)
+    writer.writerow([*(f"grid.{axis}" if axis in COLUMNS else axis for axis in axes), *COLUMNS])
+    for labels, seed, numbers in runs:
+        writer.writerows([*(labels[axis] for axis in axes), seed, *row] for row in numbers.rows)
+    return text.getvalue()
+
+
+def rows(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[Any, ...]]:
+    """Of every run the accuracy of the global, and of predictor and global at every client."""
+    made = []
+    for label, run in runs:
+        found = [("global", "global", run["global"]["accuracy"])]
+        found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
+        made += [(label, run["seed"], client, model, run["selection"], value) for client, model, value in found]
+    return made
+
+
+def folders(names: Sequence[str]) -> list[str]:
+    """A folder's name for each cell, all different."""
+    plain = [re.sub(r"[^\w.=-]+", "-", name)[:80] for name in names]
+    return [name if plain.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(plain)]
+
+
 def write(files: Together, folder: Path, runs: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """comparison.csv, a row a cell, seed and client, and comparison.json with the summary."""
     text = io.StringIO(newline="")
     writer = Rows(text)
-    writer.writerow(["method", "seed", "client", "model", "selection", "accuracy"])
-    for label, run in runs:
-        found = [("global", "global", run["global"]["accuracy"])]
-        found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
-        for client, model, accuracy in found:
-            writer.writerow([label, run["seed"], client, model, run["selection"], accuracy])
+    writer.writerow(COMPARED)
+    writer.writerows(rows(runs))
     report = {"runs": [{**run, "method": label} for label, run in runs], "summary": summarise(runs)}
     files.write(folder / "comparison.csv", text.getvalue())
     files.write(folder / "comparison.json", to_json(report) + "\n")

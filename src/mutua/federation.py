@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from mutua.data.public import Public
+from mutua.data.public import Public, carve
+from mutua.data.public import dealt as shared_out
 from mutua.data.samples import Layout, Preprocess, Samples, known_classes, together, undeclared
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError, MutuaError, place
@@ -256,13 +257,15 @@ class Federation:
         split: Split | Mapping[str, Any] | None = None,
         samples_per_client: int | None = None,
         test_samples: int | None = None,
+        public: Any = None,
     ) -> Federation:
         """A federation of arrays or tensors, dealt to clients by a partition.
 
         `models` is one model for all or one a client: a name, a factory or class, or an `nn.Module`.
         Without `test` a stratified part of the data is set aside (`split`). `opted_out` is true for each sample
         that is kept out of the federation. `layout` says where the channels are, where their number does not;
-        `channels` 3 makes grey images RGB.
+        `channels` 3 makes grey images RGB. `public` is what everybody knows, for methods that need it: a share of
+        each client's data such as 0.1, (x, y), or x alone where it has no labels.
         """
         if y is None:
             raise InputError("y: missing; give the labels; a torch Dataset, which has both, goes to from_samples")
@@ -286,6 +289,7 @@ class Federation:
             split=split,
             samples_per_client=samples_per_client,
             test_samples=test_samples,
+            public=public,
         )
 
     @classmethod
@@ -301,8 +305,12 @@ class Federation:
         split: Split | Mapping[str, Any] | None = None,
         samples_per_client: int | None = None,
         test_samples: int | None = None,
+        public: Any = None,
     ) -> Federation:
-        """A federation of `Samples`, or of a torch Dataset that yields (input, label), dealt by a partition."""
+        """A federation of `Samples`, or of a torch Dataset that yields (input, label), dealt by a partition.
+
+        `public` is as in `from_arrays`, or Samples or a Dataset too.
+        """
         train = Samples.given(train, "train")
         seed = whole_number(seed, "seed", least=0)
         for field, number in (("samples_per_client", samples_per_client), ("test_samples", test_samples)):
@@ -319,7 +327,50 @@ class Federation:
             test_samples=test_samples,
             seed=seed,
         )
-        return cls.of(dealt, models, global_model)
+        made = cls.of(dealt, models, global_model)
+        return made if public is None else made._with_public(public, seed, given_test=test is not None)
+
+    def _with_public(self, given: Any, seed: int, given_test: bool) -> Federation:
+        """The federation with a public set as somebody gave it."""
+        if any(client.opt_in is not None for client in self.clients):
+            raise InputError("public and opted_out are both given; what is public cannot be opted out")
+        if isinstance(given, Public):
+            return replace(self, public=given)
+        if isinstance(given, float | int):
+            if not 0 < given < 1:
+                raise InputError(f"public: {given}; give a share of each client's data, above 0 and below 1")
+
+            # A share of all data: a test set that came with the data is not the client's to give.
+            def whole(client: Client) -> int:
+                return len(client.train) + len(client.val) + (0 if given_test else len(client.test))
+
+            return self.sharing(given, seed, whole)
+        template, labelled = self.clients[0].train, True
+        like: dict[str, Any] = {"classes": template.classes, "preprocess": template.preprocess, "name": "public"}
+        if isinstance(given, tuple | list) and len(given) == 2:
+            samples = Samples.of(*given, **like)
+        elif hasattr(given, "shape"):
+            samples, labelled = Samples.of(given, torch.zeros(len(given)), **like), False
+        else:
+            samples = Samples.given(given, "public", like=template).relabelled(template.classes)
+        made = shared_out(samples, [client.id for client in self.clients], seed, labelled)
+        made.fits(self.clients[0].id, template)
+        return replace(self, public=made)
+
+    def sharing(
+        self,
+        share: float,
+        seed: int,
+        whole: Callable[[Client], int],
+        split: Literal["train", "test"] = "train",
+        labelled: bool = True,
+    ) -> Federation:
+        """The federation with a share of `whole` of each client's data made public, taken from `split`."""
+        clients, parts = [], {}
+        for client in self.clients:
+            kept, parts[client.id] = carve(getattr(client, split), round(share * whole(client)), seed, client.id)
+            clients.append(replace(client, train=kept) if split == "train" else replace(client, test=kept))
+        return replace(self, clients=tuple(clients), public=Public(parts, labelled))
 
     @classmethod
     def of(cls, dealt: Dealt, models: Any, global_model: Any) -> Federation:

@@ -146,3 +146,11 @@ def _import(name: str) -> ModuleType:
             raise
         sys.path.append(here)
         return importlib.import_module(name)
+
+
+def installed(package: str, field: str) -> ModuleType:
+    """A package that not everybody has; `field` is what needs it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise InputError(f"{field}: {package} is not installed; pip install {package}") from None

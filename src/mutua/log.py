@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar, TypeVar, overload
 
+from mutua.imports import installed
+
 R = TypeVar("R", bound=tuple[Any, ...])
 
 KEPT = 2**16
@@ -82,6 +84,12 @@ class Log(Sequence[R]):
             return list(islice(self._from(start), max(0, stop - start)))
         place = range(len(self))[at]
         return self._row(place - self._away) if place >= self._away else next(self._from(place))
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame, with a row for each row."""
+        pandas = installed("pandas", "to_pandas")
+        fields = self.kind._fields  # type: ignore[attr-defined]
+        return pandas.DataFrame(list(self), columns=list(fields))
 
     def let_go(self, upto: int, read: Callable[[], Iterable[R]]) -> None:
         """The rows before `upto` can be read again: where they are many, do so from now on."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from mutua.errors import InputError, suggest
 from mutua.history import History
 from mutua.ledger import Direction, Ledger
+from mutua.result import Result
 from mutua.runs.folder import RunFolder
 from mutua.spec import PathLike
 
@@ -196,6 +197,24 @@ class Finished:
         if asked.name == "rounds_to":
             return round
         return sum(e.bytes for e in self.ledger if e.direction == "up" and e.round <= round)
+
+
+@dataclass(frozen=True)
+class Held(Finished):
+    """The same of a result that is in memory."""
+
+    result: Result | None = None
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What run.json would say."""
+        assert self.result is not None
+        return self.result.summary()
+
+    @cached_property
+    def _rows(self) -> tuple[History, Ledger]:
+        assert self.result is not None
+        return self.result.history, self.result.ledger
 
 
 class Dealt(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_serializer, model_validator
 
 from mutua.data.transforms import Augment
 from mutua.errors import InputError
@@ -57,6 +57,10 @@ class Plan(Spec):
     seed: int = Field(0, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Precision = "float32"
+
+    @field_serializer("topology", when_used="json")
+    def _write_topology(self, topology: Any) -> str:
+        return str(topology) if isinstance(topology, str | Path) else "a graph given in Python"
 
     @model_validator(mode="before")
     @classmethod

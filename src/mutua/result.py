@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,9 +27,12 @@ from mutua.modules import Modules
 from mutua.participant import Job, Participant
 from mutua.participation import Attendance, Participation, left_out
 from mutua.privacy import Guarantee, guarantee
-from mutua.spec import whole_number
+from mutua.spec import PathLike, whole_number
 from mutua.store import State
 from mutua.text import Sheet, percent, several, size, some
+
+if TYPE_CHECKING:
+    from mutua.recipe import Recipe
 
 REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
 
@@ -231,6 +235,15 @@ class Result:
     def guarantee(self) -> Guarantee | None:
         """The differential privacy of what left the clients; None where none was asked for."""
         return guarantee(self.job, self.federation.clients, self.ledger, self.participation)
+
+    def save(self, path: PathLike, recipe: Recipe | None = None) -> Path:
+        """Save it as a run's folder: for `mutua.open_run`, and for the command line's report, predict and join.
+
+        `recipe` is the one that made it, if any: with it the folder says how to repeat the run.
+        """
+        import mutua
+
+        return mutua.save_run(self, path, recipe)
 
     def report(self) -> dict[str, Any]:
         """What `mutua run --json` prints: people script against these keys; `selection` is there if not `last`."""

@@ -13,13 +13,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from mutua.data import formats
-from mutua.data.public import Public, carve
+from mutua.data.public import Public, dealt
 from mutua.data.samples import Samples, fitting, together
 from mutua.data.splits import ClientData
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
 from mutua.imports import by_path, permit
-from mutua.seeds import numpy_stream, public
+from mutua.seeds import numpy_stream
 from mutua.spec import Spec
 
 
@@ -59,12 +59,7 @@ class PublicSet(Spec):
             raise InputError("public: samples are opted out, and what is public cannot be; give one of the two")
         if self.path is not None:
             return replace(federation, public=self._read(federation, seed))
-        clients, parts = [], {}
-        for client in federation.clients:
-            number = round((self.share or 0) * whole(client))
-            kept, parts[client.id] = carve(getattr(client, split), number, seed, client.id)
-            clients.append(replace(client, train=kept) if split == "train" else replace(client, test=kept))
-        federation = replace(federation, clients=tuple(clients), public=Public(parts, self.labelled))
+        federation = federation.sharing(self.share or 0, seed, whole, split, self.labelled)
         if split == "train" or federation.test is None:
             return federation
         return replace(federation, test=together([client.test for client in federation.clients]))
@@ -93,11 +88,8 @@ class PublicSet(Spec):
                 f"the clients' {template.x.dtype} {tuple(template.x.shape[1:])}"
             )
         samples = samples.relabelled(template.classes)
-        ids = sorted(client.id for client in federation.clients)
-        if len(samples) < len(ids):
-            raise InputError(f"public.path: {len(samples)} samples for {len(ids)} clients; each must own one")
-        order = numpy_stream(public(seed), "public owners").permutation(len(samples))
-        return Public({owner: samples.take(order[k :: len(ids)]) for k, owner in enumerate(ids)}, self.labelled)
+        owners = [client.id for client in federation.clients]
+        return dealt(samples, owners, seed, self.labelled, "public.path")
 
 
 class OptOut(Spec):

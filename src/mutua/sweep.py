@@ -5,9 +5,7 @@ A sweep is its folder: cells that are finished there are skipped, those that wer
 
 from __future__ import annotations
 
-import io
 import multiprocessing
-import re
 import shutil
 import signal
 import time
@@ -25,6 +23,7 @@ from typing import Any
 import torch
 
 from mutua import comparing, errors
+from mutua.comparing import COLUMNS, MARK
 from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation import Federation
@@ -39,16 +38,12 @@ from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.spec import PathLike, local_path
 from mutua.stopping import announce, forking, heed, ignore, orderly, quiet
-from mutua.text import Rows
 from mutua.watching import left_out, standing
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""
-COLUMNS = ("seed", "client", "model", "split", "metric", "value")
 SELDOM = 20
 """Results are written again after so many times as long as writing them took, and at the end."""
-MARK = "results.csv"
-"""The file by which a sweep's folder is known."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +136,11 @@ class Sweep:
     ) -> None:
         place = self.place = local_path(place, "--out")
         self.axes = list(cells[0][0].labels)
-        folders = _folders([cell.name for cell, _ in cells])
+        names = comparing.folders([cell.name for cell, _ in cells])
         self.runs = [
             Planned(cell, recipe.with_(seed=seed), place / f"{folder}-{seed}", newcomer)
             for seed in seeds
-            for (cell, recipe), folder in zip(cells, folders, strict=True)
+            for (cell, recipe), folder in zip(cells, names, strict=True)
         ]
         self._read: dict[Path, Finished] = {}
         self._next, self._stale = 0.0, True
@@ -310,15 +305,9 @@ class Sweep:
     def write(self) -> None:
         """results.csv, a row a number of every finished run; comparison.csv and comparison.json."""
         began = time.monotonic()
-        axes = [f"grid.{axis}" if axis in COLUMNS else axis for axis in self.axes]
-        text = io.StringIO(newline="")
-        writer = Rows(text)
-        writer.writerow([*axes, *COLUMNS])
-        for run in self.finished:
-            cell = [run.cell.labels[axis] for axis in self.axes]
-            writer.writerows([*cell, run.seed, *row] for row in self.numbers(run).rows)
+        runs = [(run.cell.labels, run.seed, self.numbers(run)) for run in self.finished]
         with together() as files:
-            files.write(self.place / MARK, text.getvalue())
+            files.write(self.place / MARK, comparing.results(self.axes, runs))
             comparing.write(files, self.place, self.summaries())
         # The files grow with the runs. So that writing them stays a small part of the time, not after every one.
         ended = time.monotonic()
@@ -454,9 +443,3 @@ def _marked(file: Path) -> bool:
     with suppress(OSError, ValueError), file.open(encoding="utf-8") as lines:
         return lines.readline(2**16).rstrip("\n").endswith(",".join(COLUMNS))
     return False
-
-
-def _folders(names: Sequence[str]) -> list[str]:
-    """A folder's name for each cell, all different."""
-    plain = [re.sub(r"[^\w.=-]+", "-", name)[:80] for name in names]
-    return [name if plain.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(plain)]

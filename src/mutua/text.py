@@ -7,13 +7,13 @@ picture), `markup` (HTML) and `Rows` (CSV).
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TextIO
+from typing import Any, TextIO
 
 MOST = 12
-"""A table has at most so many rows; what is more is counted."""
+"""A table has at most so many rows, unless it says otherwise; what is more is counted."""
 
 
 FORMULA = "=+-@＝＋－＠"
@@ -79,6 +79,14 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
+def spread(found: Mapping[str, Any], sign: bool = False) -> str:
+    """Mean ± standard deviation of fractions, as percentages."""
+    if found["mean"] is None:
+        return "–"
+    mean = f"{100 * found['mean']:{'+' if sign else ''}.1f}"
+    return mean if found["std"] is None else f"{mean} ± {100 * found['std']:.1f}"
+
+
 def several(number: int, one: str, many: str = "") -> str:
     """`1 client`, `3 clients`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
@@ -100,12 +108,13 @@ class Sheet:
     sums: Sequence[Sequence[str]] = ()
     remarks: Sequence[str] = ()
     left: int = 1
+    most: int = MOST
 
     def _rows(self) -> list[Sequence[str]]:
         shown = list(self.body)
-        if len(shown) > MOST:
-            more = f"... and {len(shown) - MOST + 2} more"
-            shown = [*shown[: MOST - 2], [more, *[""] * (len(self.heads) - 1)]]
+        if len(shown) > self.most:
+            more = f"... and {len(shown) - self.most + 2} more"
+            shown = [*shown[: self.most - 2], [more, *[""] * (len(self.heads) - 1)]]
         return [*shown, *self.sums]
 
     def __str__(self) -> str:

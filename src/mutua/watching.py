@@ -152,6 +152,23 @@ class ProgressBar:
             _say(f"{self.label}: round {round}/{self.rounds}, {self.note}")
 
 
+class EndOfRun:
+    """A callback: a line when a run is over, where many follow each other."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self.note = label, ""
+
+    def __call__(self, event: Event) -> None:
+        """Say how it ended, and who was left out on the way."""
+        match event:
+            case Rejected():
+                _say(f"{self.label}: {left_out(event)}")
+            case RoundEnded():
+                self.note = standing(event.history)
+            case Finished():
+                _say(f"{self.label}: {self.note}")
+
+
 def left_out(event: Rejected) -> str:
     """Who was left out and why; with the traceback, where the user has asked for those."""
     text = f"round {event.round}: without {event.client}: {event.reason}"

@@ -30,7 +30,8 @@ from mutua.reports.figures import COLOURS
 from mutua.reports.page import html
 from mutua.reports.paper import pdf
 from mutua.reports.reading import read
-from mutua.reports.report import Code, Report, report
+from mutua.reports.report import Code, Report
+from mutua.reports.report import compose as report
 from mutua.reports.tables import Bytes, Points, Table
 from mutua.reports.tables import told as shown
 from mutua.runs.saved import SavedModel

@@ -11,7 +11,7 @@ import pytest
 
 from mutua.reports.page import html
 from mutua.reports.reading import read
-from mutua.reports.report import report
+from mutua.reports.report import compose as report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "mutua[dev]"')
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from mutua.data.samples import Samples, together
 from mutua.data.splits import stratified
 from mutua.errors import InputError
-from mutua.seeds import numpy_stream, torch_stream
+from mutua.seeds import numpy_stream, public, torch_stream
 from mutua.text import some
 
 
@@ -62,6 +62,15 @@ class Public:
         whole = self.whole
         order = torch.randperm(len(whole), generator=torch_stream(seed, round, "public subset"))
         return whole.take(order[:size])
+
+
+def dealt(samples: Samples, owners: Sequence[str], seed: int, labelled: bool, name: str = "public") -> Public:
+    """A public set whose samples are given to owners in turn, by a public draw."""
+    ids = sorted(owners)
+    if len(samples) < len(ids):
+        raise InputError(f"{name}: {len(samples)} samples for {len(ids)} clients; each must own one")
+    order = numpy_stream(public(seed), "public owners").permutation(len(samples))
+    return Public({owner: samples.take(order[k :: len(ids)]) for k, owner in enumerate(ids)}, labelled)
 
 
 def carve(samples: Samples, number: int, seed: int, who: str) -> tuple[Samples, Samples]:

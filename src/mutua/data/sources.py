@@ -189,6 +189,10 @@ KNOWN: dict[str, Known] = {
 GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": formats.npz, "folder": formats.images}
 
 
+PYTHON = "python:"
+"""So the name of data begins that was given as objects in Python; a checksum of it follows."""
+
+
 def data_folder(data_dir: PathLike | None = None) -> Path:
     """Where sets are looked for: `data_dir`, else MUTUA_DATA, else the user's cache folder."""
     chosen = data_dir or os.environ.get("MUTUA_DATA") or platformdirs.user_cache_path("mutua")
@@ -235,6 +239,8 @@ def load(
         arrays = _read(name, GIVEN[name], local_path(path, "path"), image_size, mask)
         given: Any = {"layout": layout or arrays.layout, "channels": channels, **fitting(arrays.x.shape, fits)}
         return _source(name, replace(arrays, **given), image_size, declared=classes)
+    if isinstance(name, str) and name.startswith(PYTHON):
+        raise InputError("data: this run was made in Python of objects that no file holds; run it again in Python")
     if name not in KNOWN:
         raise InputError(f"data: '{name}' is not known; {suggest(str(name), [*KNOWN, *GIVEN])}")
     if path is not None:

@@ -21,6 +21,7 @@ from mutua.result import Result
 from mutua.text import percent as percent
 from mutua.text import printable
 from mutua.text import size as size
+from mutua.text import spread as spread
 from mutua.watching import Hashing as Hashing
 from mutua.watching import ProgressBar as ProgressBar
 from mutua.watching import bars as bars
@@ -268,11 +269,3 @@ def show_differences(summary: dict[str, Any]) -> None:
 
 def _known(found: dict[str, Any] | None) -> bool:
     return found is not None and found["mean"] is not None
-
-
-def spread(found: dict[str, Any], sign: bool = False) -> str:
-    """Mean ± standard deviation of fractions, as percentages."""
-    if found["mean"] is None:
-        return "–"
-    mean = f"{100 * found['mean']:{'+' if sign else ''}.1f}"
-    return mean if found["std"] is None else f"{mean} ± {100 * found['std']:.1f}"

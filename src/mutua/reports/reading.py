@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mutua import untrusted
+from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
 from mutua.grid import facets
 from mutua.history import History
@@ -172,6 +173,11 @@ class Run:
         classes = list(dict.fromkeys(name for mine in counts.values() for name in mine))
         table = np.array([[mine.get(name, 0) for name in classes] for mine in counts.values()])
         return table, list(counts), classes
+
+    @property
+    def made_in_python(self) -> bool:
+        """Whether its data were objects, which no file holds."""
+        return any(str(entry["data"]["name"]).startswith(PYTHON) for entry in self.section("clients") or [])
 
     @property
     def dealt(self) -> list[Any]:

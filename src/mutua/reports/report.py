@@ -69,13 +69,13 @@ class Report:
         return (block for section in self.sections for block in section.blocks if isinstance(block, Picture))
 
 
-def report(study: Study, load_data: bool = False, data_dir: PathLike | None = None) -> Report:
+def compose(study: Study, load_data: bool = False, data_dir: PathLike | None = None) -> Report:
     """All that a folder tells; with `load_data` also what its data do."""
     with believing(study.path):
-        return _report(study, load_data, data_dir)
+        return _compose(study, load_data, data_dir)
 
 
-def _report(study: Study, load_data: bool, data_dir: PathLike | None) -> Report:
+def _compose(study: Study, load_data: bool, data_dir: PathLike | None) -> Report:
     colour = _colours(study)
     missing = list(study.missing)
     data = _data(study, data_dir, missing) if load_data else {}
@@ -435,9 +435,13 @@ def _repeat(study: Study, load_data: bool) -> Iterator[str | Code]:
     if typed:
         yield "It was run by:"
         yield Code("\n".join(typed))
-    yield "Each run's folder holds its full recipe, by which mutua run repeats it to the same bytes."
-    each = "\n".join(f"mutua run {shlex.quote(str(run.path / 'recipe.yaml'))}" for run in study.runs)
-    yield Code(each, folded=f"{len(study.runs)} runs, each by itself" if typed and len(study.runs) > 1 else "")
+    by_recipe = [run for run in study.runs if not run.made_in_python]
+    if len(by_recipe) < len(study.runs):
+        yield "It was run in Python, on data that its folder does not hold: the program that did so repeats it."
+    if by_recipe:
+        yield "Each run's folder holds its full recipe, by which mutua run repeats it to the same bytes."
+        each = "\n".join(f"mutua run {shlex.quote(str(run.path / 'recipe.yaml'))}" for run in by_recipe)
+        yield Code(each, folded=f"{len(by_recipe)} runs, each by itself" if typed and len(by_recipe) > 1 else "")
     yield "This report was made by:"
     yield Code(f"mutua report {shlex.quote(str(study.path))}{' --load-data' * load_data}")
     for versions in {tuple(sorted(run.versions.items())): None for run in study.runs}:

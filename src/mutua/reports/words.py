@@ -55,6 +55,8 @@ def _same(study: Study, words: Callable[[Run], str]) -> str:
 
 
 def _data_words(run: Run) -> str:
+    if run.made_in_python:
+        return "data given as objects in Python"
     if (entries := run.section("clients")) is not None:
         return listed(dict.fromkeys(_source(entry["data"]) for entry in entries)) + ", each client its own"
     data, partition = dict(run.section("data") or {}), dict(run.section("partition") or {})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mutua.errors import InputError
 from mutua.reports.page import html as as_html
 from mutua.reports.paper import pdf as as_pdf
-from mutua.reports.report import Report
+from mutua.reports.reading import read
+from mutua.reports.report import Report, compose
 from mutua.runs.files import reason
 from mutua.runs.files import write as write_whole
 from mutua.spec import PathLike, local_path
@@ -36,6 +39,29 @@ def write(
         for picture in report.pictures:
             yield _put("--figures", folder / f"{picture.name}.svg", picture.file("svg"))
             yield _put("--figures", folder / f"{picture.name}.pdf", picture.file("pdf"))
+
+
+def report(
+    what: Any,
+    html: PathLike | None = None,
+    *,
+    pdf: PathLike | None = None,
+    tables: PathLike | None = None,
+    figures: PathLike | None = None,
+    load_data: bool = False,
+    data_dir: PathLike | None = None,
+) -> list[Path]:
+    """Write a report on a saved run or comparison: its folder, or what `mutua.open_run` gives; the files written.
+
+    Without html, pdf, tables and figures, the page is report.html in the folder.
+    """
+    place = getattr(what, "path", what)
+    if not isinstance(place, str | os.PathLike):
+        kind = type(what).__name__
+        raise InputError(f"report: a {kind}; save it first: mutua.report(result.save('runs/first'))")
+    if html is None and pdf is None and tables is None and figures is None:
+        html = local_path(place, "RUN") / "report.html"
+    return list(write(compose(read(place), load_data, data_dir), html, pdf, tables, figures))
 
 
 def _put(option: str, path: PathLike, data: str | bytes) -> Path:

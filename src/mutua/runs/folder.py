@@ -441,6 +441,25 @@ class RunFolder:
         """The full recipe, defaults filled in."""
         write(self.path / "recipe.yaml", recipe.dump())
 
+    def keep(self, result: Result, recipe: str) -> None:
+        """All of a run that went on elsewhere, in Python, as if it had been recorded here."""
+        job, self._inputs = result.job, Inputs(recipe=recipe, sums={})
+        try:
+            write(self.path / "recipe.yaml", recipe)
+            about = {"method": job.method.name, "seed": job.plan.seed, "rounds": job.plan.rounds}
+            clients = [client.id for client in result.clients]
+            self.events.add("begun", schema=SCHEMA, **about, clients=clients, versions=versions())
+            history, ledger, participation = self._tables
+            history.extend(result.history)
+            ledger.extend(result.ledger)
+            participation.extend(result.participation)
+            self.write(result)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
+        finally:
+            if self._lock is not None:
+                self._lock.free()
+
     def write(self, result: Result) -> None:
         """Models, cards and, last, run.json: a folder that has it is whole."""
         job, shared = result.job, result.job.global_model
@@ -506,6 +525,15 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise InputError(f"RUN: {self.path}: {reason(error)}") from None
         return history, ledger
+
+    def participation(self) -> Participation:
+        """Who was asked in which round, and what came of it."""
+        turns = Participation()
+        try:
+            turns.extend(self._tables[2].whole(_turn))
+        except (OSError, ValueError) as error:
+            raise InputError(f"RUN: {self.path}: {reason(error)}") from None
+        return turns
 
     def report(self) -> dict[str, Any]:
         """What `mutua run --json` printed."""

@@ -111,17 +111,21 @@ class SavedModel:
         _, *sides = self.card.input
         return sides[0] if len(sides) == 2 and sides[0] == sides[1] else None
 
-    def predictor(self) -> Predictor:
-        """The model, ready for raw inputs."""
-        weights = self.weights
+    def predictor(self, model: Any = None) -> Predictor:
+        """The model, ready for raw inputs; `model` is what it was, where that was an object in Python."""
+        weights, like = self.weights, self.template
         try:
-            model = self._build(sum(array.nbytes for array in weights.values()))
-            model.load_state_dict(weights)
+            if model is None:
+                module = self._build(sum(array.nbytes for array in weights.values()))
+            else:
+                build, classes = Architecture.of(model).build, len(like.classes)
+                module = build(channels=like.channels, size=like.size, classes=classes, seed=0)
+            module.load_state_dict(weights)
         except MutuaError as error:
             raise InputError(f"RUN: {self.path / 'card.json'}: {error}") from None
         except Exception as error:  # whatever a damaged card or file makes torch raise
             raise InputError(f"RUN: {self.path}: weights and card do not fit ({reason(error)})") from error
-        return Predictor(model.eval(), self.template)
+        return Predictor(module.eval(), like)
 
     def _build(self, most: int) -> nn.Module:
         spec, classes = self.card.architecture, len(self.card.classes)

@@ -1,0 +1,288 @@
+"""`compare`: methods over seeds in Python, each run's result in hand, and what they say together."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mutua.comparing import (
+    COMPARED,
+    MARK,
+    OVER_CLIENTS,
+    Contender,
+    contenders,
+    folders,
+    results,
+    rows,
+    summarise,
+    write,
+)
+from mutua.errors import InputError
+from mutua.explain import checked
+from mutua.federation import Federation
+from mutua.history import SELECTIONS
+from mutua.imports import installed
+from mutua.measures import ABOUT, Held, Measure, alone
+from mutua.methods import base
+from mutua.methods.base import Method
+from mutua.opened import save_run
+from mutua.plan import Plan
+from mutua.recipe import Recipe
+from mutua.result import Result
+from mutua.rounds import Callback
+from mutua.runner import prepared, run
+from mutua.runs.files import together
+from mutua.runs.folder import new_folder
+from mutua.spec import PathLike, whole_number
+from mutua.text import Sheet, size, spread
+from mutua.watching import EndOfRun, ProgressBar, bars
+
+SHOWN = ("global", "predictor", "acc")
+Given = Federation | Recipe | Callable[[int], Federation]
+
+
+def compare(
+    methods: str | Sequence[Method | str] | Mapping[str, Method | str],
+    federation: Given,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    plan: Plan | None = None,
+    workers: int | None = None,
+    data_dir: PathLike | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Comparison:
+    """Run every method with every seed on the same data.
+
+    `methods` are objects or names, such as [FML(alpha=0.3), "fedavg"]; a mapping gives them labels. `federation`
+    is a Federation (the same data for every seed), a function that makes one of a seed, or a Recipe, whose plan
+    holds too. Settings are those of `mutua.run`. All results stay in memory; `mutua compare` keeps them on disk.
+    """
+    recipe = federation if isinstance(federation, Recipe) else None
+    rivals = _contenders(methods, recipe)
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence | range) or not seeds:
+        raise InputError(f"seeds: {seeds!r}; give different whole numbers, such as [0, 1, 2]")
+    chosen = [whole_number(seed, "seeds", least=0) for seed in seeds]
+    if len(set(chosen)) < len(chosen):
+        raise InputError(f"seeds: {list(seeds)}; a seed is there twice, and would give the same run")
+    agreed = _plan(plan, recipe, settings)
+    make = _maker(federation, data_dir)
+    found = []
+    with ExitStack() as stack:
+        shown = stack.enter_context(bars(progress))
+        for seed in chosen:
+            here, mine = make(seed), agreed.model_copy(update={"seed": seed})
+            if seed == chosen[0]:
+                _check(rivals, here, mine)  # or the first would run for nothing
+            for rival in rivals:
+                label = f"{rival.label}, seed {seed}"
+                watch: list[Callback] = []
+                if progress:
+                    watch = [ProgressBar(label, shown, keep=False)] if shown else [EndOfRun(label)]
+                result = run(rival.method, here, plan=mine, workers=workers, callbacks=watch, progress=False)
+                found.append(Compared(rival.label, seed, result))
+    return Comparison(tuple(found))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run of a comparison."""
+
+    label: str
+    seed: int
+    result: Result
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.result.job.method.name
+
+    @property
+    def alone(self) -> bool:
+        """Whether its clients train alone, in every round."""
+        job = self.result.job
+        return self.method == "independent" and (job.method.works_alone or job.plan.client_fraction == 1)
+
+    @property
+    def position(self) -> Mapping[str, str]:
+        """Its label, by the one axis there is."""
+        return {"method": self.label}
+
+    @property
+    def dealt(self) -> object:
+        """Which data its clients have: with one seed all have the same."""
+        return self.seed
+
+    @cached_property
+    def numbers(self) -> Held:
+        """Its measures."""
+        return Held("", self.result)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Runs of several methods over the same seeds, and their paired differences."""
+
+    runs: tuple[Compared, ...]
+
+    def __getitem__(self, label: str) -> list[Result]:
+        """The results of a method, by seed as given."""
+        known = list(self.summary)
+        if label not in known:
+            raise InputError(f"comparison: '{label}' is not in it; there are {', '.join(known)}")
+        return [one.result for one in self.runs if one.label == label]
+
+    @cached_property
+    def _summaries(self) -> list[tuple[str, dict[str, Any]]]:
+        found = []
+        for one in self.runs:
+            rival = alone(one, self.runs)
+            beside = None if rival is None else rival.numbers
+            over = {name: one.numbers.measure(Measure(name), beside) for name in OVER_CLIENTS}
+            found.append((one.label, {**one.numbers.summary, "cell": dict(one.position), "over_clients": over}))
+        return found
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """By method: accuracies, their differences to the first method's in the same seeds, bytes."""
+        return summarise(self._summaries)
+
+    def difference(self, label: str, measure: str = "predictor") -> dict[str, Any]:
+        """A method minus the first in the same seeds: mean, std, values, and low and high of the 95 % interval."""
+        _ = self[label]
+        known = self.summary[label]["difference"]
+        if measure not in known:
+            raise InputError(f"measure: '{measure}' is not compared; there are {', '.join(known)}")
+        return dict(known[measure])
+
+    @property
+    def _sheet(self) -> Sheet:
+        told, rows_ = self.summary, []
+        measures = [key for key in SHOWN if any(_known(row["accuracy"].get(key)) for row in told.values())]
+        verdicts = []
+        for label, row in told.items():
+            rows_.append((label, *(spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"])))
+            if label == row["minus"]:
+                continue
+            by = (spread(row["difference"][key], sign=True) for key in measures)
+            rows_.append((f"  minus {row['minus']}", *by, ""))
+            for key in measures:
+                found = row["difference"][key]
+                if found["low"] is not None:
+                    tells = "better" if found["low"] > 0 else "worse" if found["high"] < 0 else "cannot tell"
+                    interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
+                    verdicts.append(f"{label} minus {row['minus']}, {key}: {tells} (95 % interval {interval})")
+        when = SELECTIONS[self.runs[0].result.job.plan.selection]
+        seeds = len({one.seed for one in self.runs})
+        title = f"accuracy (%) {when}: mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}"
+        remarks = [*(f"{key}: {ABOUT[key]}" for key in measures), *verdicts]
+        return Sheet(title, ("method", *measures, "sent"), rows_, remarks=remarks, most=len(rows_))
+
+    def __repr__(self) -> str:
+        return str(self._sheet)
+
+    def _repr_html_(self) -> str:
+        return self._sheet.html()
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row for each method, seed, client and model."""
+        return installed("pandas", "to_pandas").DataFrame(rows(self._summaries), columns=list(COMPARED))
+
+    def save(self, path: PathLike) -> Path:
+        """Save all runs as the folder of a comparison: for `mutua.report` and the command line."""
+        place = new_folder(path)
+        labels = list(self.summary)
+        names = dict(zip(labels, folders(labels), strict=True))
+        try:
+            for one in self.runs:
+                save_run(one.result, place / f"{names[one.label]}-{one.seed}")
+            with together() as files:
+                runs = [(one.position, one.seed, one.numbers) for one in self.runs]
+                files.write(place / MARK, results(["method"], runs))
+                write(files, place, self._summaries)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)  # it was new: nobody else's files are in it
+            raise
+        return place
+
+
+def _contenders(methods: Any, recipe: Recipe | None) -> list[Contender]:
+    if isinstance(methods, str):
+        return contenders(methods, recipe)
+    if isinstance(methods, Method) or not isinstance(methods, Sequence | Mapping) or not methods:
+        raise InputError(f"methods: {methods!r}; give a list, such as [mutua.methods.FML(), 'fedavg']")
+    named = methods.items() if isinstance(methods, Mapping) else [(None, method) for method in methods]
+    found = []
+    for label, method in named:
+        if isinstance(method, str):
+            read = Contender.of(method, recipe)
+            found.append(Contender(label or read.label, read.method))
+        elif isinstance(method, Method):
+            found.append(Contender(str(label or method.name), method))
+        else:
+            raise InputError(f"methods: {method!r}; give objects or names, such as mutua.methods.FML() or 'fml'")
+    return _told_apart(found)
+
+
+def _told_apart(rivals: list[Contender]) -> list[Contender]:
+    """Methods of one label are called by the options in which they differ: fml:alpha=0.3."""
+    labels = [rival.label for rival in rivals]
+    made = []
+    for rival in rivals:
+        twins = [other.method for other in rivals if other.label == rival.label and other is not rival]
+        own, others = base.spec(rival.method), [base.spec(twin) for twin in twins]
+        differ = [key for key in own if any(other.get(key) != own[key] for other in others)]
+        made.append(Contender(":".join([rival.label, *(f"{key}={own[key]}" for key in differ)]), rival.method))
+    again = [rival.label for rival in made]
+    if len(set(again)) < len(again):
+        twice = next(label for label in labels if again.count(label) > 1)
+        raise InputError(f"methods: '{twice}' is there twice; give each once, or a mapping of labels to methods")
+    return made
+
+
+def _plan(plan: Plan | None, recipe: Recipe | None, settings: Mapping[str, Any]) -> Plan:
+    if "seed" in settings:
+        raise InputError("seed: a comparison is over several; give seeds=[0, 1, 2]")
+    if plan is not None and not isinstance(plan, Plan):
+        raise InputError(f"plan: a {type(plan).__name__}; give a Plan, such as mutua.Plan(rounds=20)")
+    if plan is not None and settings:
+        raise InputError(f"compare: give either a plan or single settings, not both ({', '.join(settings)})")
+    if plan is not None or recipe is None:
+        return plan or checked(Plan, settings)
+    return checked(Plan, {**dict(recipe.plan()), **settings})
+
+
+def _maker(given: Any, data_dir: PathLike | None) -> Callable[[int], Federation]:
+    if isinstance(given, Federation):
+        return lambda _: given
+    if isinstance(given, Recipe):
+        return lambda seed: given.with_(seed=seed).federation(data_dir)
+    if not callable(given):
+        raise InputError(
+            f"federation: a {type(given).__name__}; give a Federation, a Recipe or a function of a seed"
+        )
+
+    def make(seed: int) -> Federation:
+        made = given(seed)
+        if not isinstance(made, Federation):
+            raise InputError(f"federation: the function of a seed made a {type(made).__name__}, not a Federation")
+        return made
+
+    return make
+
+
+def _check(rivals: Sequence[Contender], federation: Federation, plan: Plan) -> None:
+    for rival in rivals:
+        try:
+            prepared(rival.method, federation, plan)
+        except InputError as error:
+            raise InputError(f"methods: '{rival.label}': {error}") from None
+
+
+def _known(found: Mapping[str, Any] | None) -> bool:
+    return found is not None and found["mean"] is not None
