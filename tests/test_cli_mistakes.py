@@ -299,7 +299,7 @@ FAILURES = r"""
 $ mutua run tiny.yaml --json --out x --set models.clients=desk_nets:Late
 desk_nets.py:29); to go on: mutua run --resume x
 $ mutua run tiny.yaml --json --out x --set optimizer.lr=1e6 --set rounds=9
-hold NaN or infinity; to go on: mutua run --resume x
+of the replies merged before, none is far longer than the median; to go on: mutua run --resume x
 """
 
 

@@ -56,6 +56,10 @@ class Elsewhere(Exception):
         return f"\n{self.args[0]}"
 
 
+class Diverged(Fault):
+    """A client's work that gave numbers that are not finite: it keeps none of them."""
+
+
 class MachineFault(Fault):
     """A client's work that came to nothing for want of memory or a process: this machine's failure, not its own.
 

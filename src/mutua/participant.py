@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from mutua.data.public import Public
 from mutua.data.samples import Samples
-from mutua.errors import NO_MEMORY, Fault, MachineFault, MutuaError, described, short_of_memory
+from mutua.errors import NO_MEMORY, Diverged, Fault, MachineFault, MutuaError, described, short_of_memory
 from mutua.federation import Client, build
+from mutua.guard import not_finite
 from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.layout import channels_last
@@ -33,7 +34,7 @@ from mutua.modules import Modules, batch_normed
 from mutua.plan import Plan
 from mutua.seeds import derive, private, public, torch_stream
 from mutua.stopping import whole
-from mutua.store import State, Store
+from mutua.store import State, Store, copied
 
 if TYPE_CHECKING:
     from mutua.methods.base import Method
@@ -273,6 +274,22 @@ class Participant:
         for name, model in trainer.models.items():
             model.load_state_dict(kept[name])
 
+    def finite(self, before: State, message: Message | None) -> State:
+        """The state to keep: what has diverged is neither kept nor sent.
+
+        Under privacy a reply that does not come would tell of the client's data: the state is as it was, and what
+        leaves is noise.
+        """
+        hidden = message is not None and self.job.plan.privacy is not None
+        sent = {} if message is None or hidden else {name: part.arrays for name, part in message.items()}
+        wrong = not_finite(self.state, before) or not_finite(sent, {})
+        if wrong is None:
+            return self.state
+        if hidden:
+            return before
+        reason = f"its training diverged: {wrong} would hold NaN or infinity; is optimizer.lr too high?"
+        raise Diverged(f"client {self.client.id}, round {self.round}", reason)
+
     def leaving(self, message: Message, brief: Message) -> Message:
         """The message as it may leave: with the privacy that the plan asks for."""
         privacy = self.job.plan.privacy
@@ -317,7 +334,7 @@ def perform(
 
     Whatever goes wrong in it is the client's `Fault`.
     """
-    began = time.perf_counter()
+    began, before = time.perf_counter(), copied(state)
     message: Message | None = None
     with _answering(client, round):
         participant = Participant(job, client, state, round, modules)
@@ -328,9 +345,10 @@ def perform(
         else:
             job.method.finish(participant, brief)
         may_leave(message, job.method.shares, brief)
+        kept = participant.finite(before, message)
         if message is not None and brief is not None:
             message = participant.leaving(message, brief)
-    return participant.state, Reply(message, participant.terms, time.perf_counter() - began)
+    return kept, Reply(message, participant.terms, time.perf_counter() - began)
 
 
 @contextmanager
@@ -338,6 +356,8 @@ def _answering(client: Client, round: int) -> Iterator[None]:
     """Around what a client does: its mistakes are its own."""
     try:
         yield
+    except Fault:
+        raise
     except (Exception, SystemExit) as error:  # whatever a method, a model or a loss of a user's own raises
         if short_of_memory(error):
             raise MachineFault(f"client {client.id}, round {round}", NO_MEMORY) from error
@@ -387,7 +407,9 @@ def assess(
         meme = participant.fork(brief) if brief is not None and "global" in brief else None
         if meme is not None:
             seen = judge("global", meme)["test"]
+        before = copied(state)
         predictor = job.method.predictor(participant, brief)
+        participant.finite(before, None)
         if predictor is meme:
             found |= {("predictor", split): found["global", split] for split in splits}
         else:

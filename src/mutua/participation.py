@@ -9,12 +9,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from mutua.log import Log
 from mutua.text import some
 
-Outcome = Literal["merged", "answered", "idle", "refused", "failed", "trained", "unfinished", "unevaluated"]
+Outcome = Literal[
+    "merged", "answered", "idle", "refused", "undone", "failed", "trained", "unfinished", "unevaluated"
+]
 OUTCOMES: dict[Outcome, str] = {
     "merged": "it did its work and its reply was merged",
     "answered": "it did its work, of which it sends nothing",
     "idle": "it was asked and had nothing to do: it trains after the last round",
     "refused": "it did its work, but its reply was refused",
+    "undone": "its reply was merged and taken out again: others diverged on what came of it; it counts as refused",
     "failed": "its work failed, or no reply came",
     "trained": "it trained at the start (round 0) or after the last round (one more than planned)",
     "unfinished": "its work after the last round failed",
@@ -100,6 +103,11 @@ class Participation(Log[Turn]):
         mine = self.clients.setdefault(client, Attendance())
         if outcome == "merged":
             self.merged[round] = self.merged.get(round, 0) + 1
+        if outcome == "undone":
+            self.merged[round] -= 1
+            mine.answered -= 1
+            mine.refused.setdefault(reason, []).append(round)
+            return
         if outcome in WRONG:
             getattr(mine, outcome).setdefault(reason, []).append(round)
         if outcome in ("merged", "answered", "refused", "trained") and mine.first is None:

@@ -6,12 +6,13 @@ Everything that is not the algorithm (progress, files, pages) listens to the loo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from mutua.errors import Fault, Refused, RunError, line
+from mutua.errors import Diverged, Fault, Refused, RunError, line
 from mutua.federation import Federation
+from mutua.guard import LARGE, Guard, not_finite, too_long
 from mutua.history import History, Metrics, Row
 from mutua.ledger import Entry, Ledger, may_leave
 from mutua.log import Upto
@@ -27,10 +28,13 @@ from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
 Replies = Mapping[str, Reply | Fault]
+Verb = Callable[[int, Briefs], Replies]
 """What came of the clients' work; of whom there is nothing, nothing has come."""
 
 TOO_LONG = 10
 """A reply is refused unseen if it is so many times as long as the method says a reply is."""
+TOLD = 10
+"""So many refusals stand in the error that a run stops with."""
 LIMIT = 4 * 2**30
 """Where the method does not say, no reply may be longer, in bytes."""
 
@@ -194,6 +198,7 @@ class Rounds:
         self.ids = sorted(client.id for client in self.federation.clients)
         # Of a client whose data may be known: one that has opted out whole has no say in the global's shape.
         first = self.federation[next((i for i in self.ids if self.federation[i].takes_part), self.ids[0])].train
+        state, self.guard = Guard.loaded(copied(self.standing.server))
         self.server = Server(
             clients=tuple(self.ids),
             seed=self.job.plan.seed,
@@ -204,7 +209,7 @@ class Rounds:
             batch_size=self.job.plan.batch_size,
             topology=Topology(self.job.plan.topology),
             public=self.federation.public,
-            state=copied(self.standing.server),
+            state=state,
         )
         self.server.topology.check(self.ids)
         said = self.job.method.reply_bytes(self.federation, self.job.plan)
@@ -270,11 +275,7 @@ class Rounds:
 
     def _finish(self, round: int) -> None:
         """The last global goes to every client, drawn or not: it is counted as one more round's brief."""
-        briefs = self._briefs(round, self.ids)
-        for client, brief in briefs.items():
-            self.ledger.record(round, client, "down", brief)
-        with breakable():
-            done = self.engine.finish(round, briefs)
+        _, done = self._ask(round, self.ids, self.engine.finish)
         self._failed(round, self.ids, done, "unfinished", "its last work failed: ")
         self._trained(round)
         self._evaluate(round - 1, last=True)
@@ -282,9 +283,15 @@ class Rounds:
 
     def _reach(self, round: int) -> None:
         seconds = time.perf_counter() - self._began
-        self.standing = Standing(
+        self.standing = self._stand(round, seconds)
+        if round == self.job.plan.rounds:
+            self.before_finish = self.standing
+        self._emit(Reached(self.standing))
+
+    def _stand(self, round: int, seconds: float) -> Standing:
+        return Standing(
             round=round,
-            server=copied(self.server.state),
+            server=self.guard.saved(copied(self.server.state)),
             stores=self.engine.stores,
             history=Upto(self.history),
             ledger=Upto(self.ledger),
@@ -292,20 +299,13 @@ class Rounds:
             validation=self.history.validation(self.judged, min(round, self.job.plan.rounds)),
             seconds=seconds,
         )
-        if round == self.job.plan.rounds:
-            self.before_finish = self.standing
-        self._emit(Reached(self.standing))
 
     def _exchange(self, round: int) -> None:
         """Brief, train, merge what may be merged."""
         method, plan = self.job.method, self.job.plan
         drawn = sorted(self.drawable) if method.works_alone else plan.draw(self.drawable, round)
         self._emit(RoundStarted(round, tuple(drawn)))
-        briefs = self._briefs(round, drawn)
-        for client, brief in briefs.items():
-            self.ledger.record(round, client, "down", brief)
-        with breakable():
-            replies = self.engine.train(round, briefs)
+        briefs, replies = self._ask(round, drawn, self.engine.train)
         accepted: dict[str, Message] = {}
         refusals = self._failed(round, drawn, replies, "failed")
         for client in drawn:
@@ -329,24 +329,90 @@ class Rounds:
             except Refused as refused:
                 refusals[client] = str(refused)
                 self._reject(round, client, "refused", refusals[client])
-        for client, reason in method.outliers(self.server, accepted).items():
+        outliers = method.outliers(self.server, accepted)
+        if plan.privacy is None:  # under which updates are bounded, and replies must not differ
+            rest = {client: reply for client, reply in accepted.items() if client not in outliers}
+            long = too_long(rest, self.guard.limit)
+            outliers |= {c: f"its reply is {times:.3g} times as long as the median" for c, times in long.items()}
+        for client, reason in outliers.items():
             del accepted[client]
             refusals[client] = reason
             self._reject(round, client, "refused", reason)
         due = len(accepted) + len(refusals)
         if method.shares and due and len(accepted) < plan.min_replies:
-            first = "; ".join(f"{client}: {reason}" for client, reason in list(refusals.items())[:1])
+            self._forget(round - 1, refusals)
+            all_of_them = "; ".join(f"{client}: {reason}" for client, reason in list(refusals.items())[:TOLD])
             raise RunError(
                 f"round {round}: {len(accepted)} of {due} replies could be merged, "
-                f"min_replies is {plan.min_replies}; refused: {first or 'none'}"
+                f"min_replies is {plan.min_replies}; refused: {all_of_them or 'none'}"
             )
         if accepted:
             with timed("merge"):
-                method.merge(self.server, accepted)
-                if plan.privacy is not None:
-                    self.server.state = plan.privacy.merged(self.server.state)
+                self._merge(round, accepted)
         for client in accepted:
             self.participation.add(round, client, "merged")
+
+    def _merge(self, round: int, replies: dict[str, Message]) -> None:
+        """The next state; where a reply is far larger than the others, also what it would be without that."""
+        before = copied(self.server.state)
+        self.server.state = self._merged(before, replies)
+        self.guard = Guard(self.guard.up, large := too_long(replies, LARGE))
+        rest = {client: reply for client, reply in replies.items() if client not in large}
+        # Under privacy a global is not taken back: it has been seen, and both would have to be counted.
+        if large and len(rest) >= self.job.plan.min_replies and self.job.plan.privacy is None:
+            self.guard = replace(self.guard, spare=self._merged(before, rest))
+        wrong = not_finite(self.server.state, before)
+        if wrong is not None and self._rescued(round, f"so {wrong} would hold NaN or infinity", "refused"):
+            for client in large:
+                del replies[client]
+        elif wrong is not None:
+            self.server.state = before
+            self._forget(round - 1, replies)
+            sent = ", ".join(f"{client}: {times:.3g} times" for client, times in large.items()) or "none far"
+            raise RunError(
+                f"round {round}: {wrong} of the merged would hold NaN or infinity, and nothing was merged; "
+                f"longer than the median reply: {sent}"
+            )
+
+    def _merged(self, state: State, replies: Mapping[str, Message]) -> State:
+        server = replace(self.server, state=copied(state))
+        self.job.method.merge(server, replies)
+        return server.state if (privacy := self.job.plan.privacy) is None else privacy.merged(server.state)
+
+    def _rescued(self, round: int, why: str, outcome: Outcome = "undone") -> bool:
+        """Whether there was a state without the replies that are to blame; now it is the server's."""
+        if self.guard.spare is None:
+            return False
+        for client, times in self.guard.suspects.items():
+            self._reject(round, client, outcome, f"its reply is {times:.3g} times as long as the median; {why}")
+        self.server.state, self.guard = self.guard.spare, Guard(up=True)
+        return True
+
+    def _ask(self, round: int, clients: Sequence[str], verb: Verb) -> tuple[Briefs, Replies]:
+        """Send the briefs and gather what comes; once more, where a bad reply had spoilt the briefs."""
+        briefs = self._briefs(round, clients)
+        for client, brief in briefs.items():
+            self.ledger.record(round, client, "down", brief)
+        with breakable():
+            found = verb(round, briefs)
+        if not self._spoilt(round - 1, found):
+            return briefs, found
+        self._forget(round - 1, self.ids)
+        self.standing = self._stand(round - 1, self.standing.seconds)
+        return self._ask(round, clients, verb)
+
+    def _spoilt(self, merged: int, found: Mapping[str, object]) -> bool:
+        """Whether half of those that sent nothing suspect diverge: what they were sent is at fault, not they."""
+        others = [client for client in found if client not in self.guard.suspects]
+        diverged = sum(isinstance(found[client], Diverged) for client in others)
+        if not diverged or 2 * diverged < len(others):
+            return False
+        return self._rescued(merged, f"{diverged} of {len(others)} clients diverged on what was merged of it")
+
+    def _forget(self, round: int, clients: Iterable[str]) -> None:
+        """These clients go back to the end of this round: asked again, they do the work anew."""
+        for client in clients:
+            self.engine.stores[client].back_to(round)
 
     def _trained(self, round: int) -> None:
         """Enter who trained at the start or after the last round; an observer sees it by the terms."""
@@ -373,8 +439,17 @@ class Rounds:
             self._reject(round, client, outcome, fault.reason, what, fault.trace)
         if clients and len(faults) == len(clients):
             client, fault = next(iter(faults.items()))
-            raise RunError(f"round {round}: every client failed; {client}: {what}{fault.reason}") from fault
+            raise RunError(
+                f"round {round}: every client failed; {client}: {what}{fault.reason}{self._blame(faults.values())}"
+            ) from fault
         return {client: fault.reason for client, fault in faults.items()}
+
+    def _blame(self, faults: Iterable[Fault]) -> str:
+        """Whose last reply stands out, where everybody's training diverged."""
+        if not all(isinstance(fault, Diverged) for fault in faults) or not self.job.method.shares:
+            return ""
+        large = ", ".join(f"{client}'s {times:.3g} times" for client, times in self.guard.suspects.items())
+        return f"; of the replies merged before, {large or 'none'} is far longer than the median"
 
     def _check_length(self, reply: Message) -> None:
         """Refuse a reply that is too long to be one, whatever it holds."""
@@ -392,6 +467,8 @@ class Rounds:
         at = round + 1 if last else round
         with breakable():
             found = self.engine.evaluate(at, self._briefs(at + 1, self.ids), shared)
+        if self._spoilt(round, found.clients):
+            return self._evaluate(round, last)
         if found.shared is not None:
             self.history.measured(round, "global", "global", "test", found.shared, last)
         self._failed(round, self.ids, found.clients, "unevaluated", "its evaluation failed: ")

@@ -55,6 +55,10 @@ class Store:
         before = [commit for commit in self.commits if commit.round < round]
         self.commits = [*before[-1:], Commit(round, state, reply, terms or {})]
 
+    def back_to(self, round: int) -> None:
+        """Forget the work of later rounds, unless nothing else is known: it will be done anew."""
+        self.commits = [commit for commit in self.commits if commit.round <= round] or self.commits
+
     @property
     def changed(self) -> bool:
         """Whether the newest commit's state is another than the one before it; not, where only one is known."""

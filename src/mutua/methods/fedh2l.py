@@ -7,15 +7,17 @@ local steps, new signal out* is one `train`, and the last mutual update is in `f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples, together
 from mutua.errors import InputError, Refused
 from mutua.federation import Federation
+from mutua.learning import merging
 from mutua.learning.projection import pcgrad, project
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms, Trainer
@@ -42,6 +44,7 @@ class FedH2L(Method):
     local_gradient: Literal["sum", "difference"] = "sum"
     local_data: Literal["private", "private+public"] = "private"
     lr_mutual: Annotated[Schedule, within(0, 1e6)] | None = None
+    combine: merging.Combiner = Field(default_factory=merging.Mean)
 
     @property
     def shares(self) -> Shares:
@@ -158,13 +161,22 @@ class FedH2L(Method):
         round = client.exchange  # in which the signals were sent
         heard = {peer: self._public_batch(client, peer, round) for peer in brief.arrays("public")}
         losses = [self._from_peer(client, trainer.models["personal"], brief, *said) for said in heard.items()]
-        gradient = trainer.gradient({"mutual": torch.stack(losses).mean()})
+        gradient = self._combined(trainer, losses)
         local = client.state["local gradient"][""].to(gradient.device)
         if self.projection != "none":
             gradient = (project if self.projection == "paper" else pcgrad)(gradient, local)
         plan = client.job.plan
         lr = self.numbers(round, plan.rounds).lr_mutual
         trainer.apply(gradient, plan.optimizer.rate(round, plan.rounds) if lr is None else lr)
+
+    def _combined(self, trainer: Trainer, losses: Sequence[Tensor]) -> Tensor:
+        """The gradient of the mean over peers or, by another combiner, one made of each peer's own."""
+        if isinstance(self.combine, merging.Mean):
+            return trainer.gradient({"mutual": torch.stack(list(losses)).mean()})
+        each = [trainer.gradient({"mutual": loss}) for loss in losses]
+        nothing = {"": torch.zeros_like(each[0], device="cpu")}
+        combined = self.combine([{"": one.cpu()} for one in each], [1.0] * len(each), nothing)[""]
+        return combined.to(each[0].device)
 
     def _from_peer(
         self, client: Participant, model: nn.Module, brief: Message, peer: str, batch: Samples

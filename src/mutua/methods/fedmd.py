@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
 from mutua.federation import Federation
+from mutua.learning import merging
 from mutua.learning.evaluation import outputs
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.ledger import Shares
@@ -31,7 +32,7 @@ from mutua.seeds import public
 
 @register
 class FedMD(Method):
-    """Models of any design learn to match the mean of all clients' scores on a public set."""
+    """Models of any design learn to match the consensus of all clients' scores on a public set."""
 
     name: ClassVar[str] = "fedmd"
     own_models: ClassVar[bool] = True
@@ -43,6 +44,7 @@ class FedMD(Method):
     subset: int = Field(1000, ge=1)
     public_epochs: int = Field(5, ge=1)
     private_epochs: int = Field(5, ge=1)
+    combine: merging.Combiner = Field(default_factory=merging.Mean)
 
     @property
     def shares(self) -> Shares:
@@ -98,9 +100,10 @@ class FedMD(Method):
             raise Refused(f"its scores are of {len(scores)} samples; the public subset has {rows}")
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
-        """The consensus: the mean of all scores."""
-        scores = [reply.arrays("public")[""] for reply in replies.values()]
-        server.state["consensus"] = {"": torch.stack(scores).mean(0)}
+        """The consensus: the mean of all scores, or what another combiner makes of them."""
+        scores = [reply.arrays("public") for reply in replies.values()]
+        nothing = {"": torch.zeros_like(scores[0][""])}
+        server.state["consensus"] = self.combine(scores, [1.0] * len(scores), nothing)
 
     def finish(self, client: Participant, brief: Message | None) -> None:
         """Digest and revisit for the last round."""
