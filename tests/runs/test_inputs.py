@@ -20,6 +20,7 @@ from mutua.runs import inputs
 from mutua.runs.checkpoints import Checkpoints, _sum
 from mutua.runs.folder import RunFolder
 from mutua.store import Store
+from mutua.watching import Hashing
 
 Command = Callable[..., Any]
 
@@ -309,3 +310,11 @@ def test_a_run_is_shown_as_it_was_executed_and_not_as_its_recipe_was_edited(
         command("report", "x", "--html", "page.html")
         page = Path("page.html").read_text()
         assert "my_inputs:Mine" in page and "rounds: 30" not in page
+
+
+def test_hashing_is_shown_where_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Hashing(None)
+    for done in (1, 2, 3):
+        shown(done, 10**6)
+        shown(done * 10**9, 3 * 10**9)
+    assert capsys.readouterr().err == "hashing 3.0 GB of data, to know it again\n"

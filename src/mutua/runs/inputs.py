@@ -39,6 +39,7 @@ Show = Callable[[int, int], None]
 
 CHUNK = 2**24
 """Bytes that a thread hashes at once."""
+SMALL = 2**17
 KNOWN = {"mutua", "torch", "pydantic", "pydantic_core", "numpy", "networkx", *sys.stdlib_module_names}
 """Packages that are not the user's own code: a checkpoint tells their versions."""
 MOST = 3
@@ -245,8 +246,11 @@ def _sums(held: Mapping[str, Sequence[Part]], show: Show | None) -> dict[str, st
     made = {name: hashlib.sha256() for name in held}
     total, done = sum(_size(piece) for _, piece in pieces), 0
     with ThreadPoolExecutor(cores()) as pool:
-        for (name, piece), digest in zip(pieces, pool.map(_digest, (piece for _, piece in pieces)), strict=True):
-            made[name].update(digest)
+        # To hand a small piece to a thread takes longer than to hash it.
+        large = [piece for _, piece in pieces if _size(piece) >= SMALL]
+        digests = pool.map(_digest, large)
+        for name, piece in pieces:
+            made[name].update(next(digests) if _size(piece) >= SMALL else _digest(piece))
             done += _size(piece)
             if show is not None:
                 show(done, total)
