@@ -78,6 +78,44 @@ def test_refused_replies_take_their_noise_with_them(command: Callable[..., Any],
     assert page.code == 0
 
 
+@pytest.mark.parametrize("randomness", ["system", "seeded"])
+def test_what_was_merged_and_the_budget_outlast_a_stop(
+    randomness: str, command: Any, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in round 3 of the 4 that the budget pays for, with one of three replies refused in the first two."""
+    tree = {
+        **tiny,
+        "rounds": 9,
+        "partition": {"kind": "iid", "clients": 3},
+        "privacy": {"clip": 1, "noise": 2, "budget": pld([2.0] * 4, 1e-5) + 0.01, "randomness": randomness},
+        "faults": {"corruption": [{"clients": ["c0"], "rounds": [1, 2], "kind": "nan"}]},
+    }
+    Path("r.yaml").write_text(yaml.safe_dump(tree))
+    assert command("run", "r.yaml", "--out", "whole", "--workers", "1").code == 0
+    merge, merged = FML.merge, []
+
+    def stopping(self: FML, server: Any, replies: Any) -> None:
+        merged.append(len(replies))
+        if len(merged) == 3:
+            raise KeyboardInterrupt
+        merge(self, server, replies)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FML, "merge", stopping)
+        assert command("run", "r.yaml", "--out", "stopped", "--workers", "1").code == 1
+    assert command("run", "--resume", "stopped", "--workers", "1").code == 0
+    assert merged == [2, 2, 3]
+    whole, stopped = (json.loads(Path(run, "run.json").read_text())["summary"] for run in ("whole", "stopped"))
+    assert whole["rounds"] == stopped["rounds"] == 4 and whole["privacy"] == stopped["privacy"]
+    noises = [2 * math.sqrt(m) for m in (2, 2, 3, 3)]
+    assert stopped["privacy"]["epsilon"]["globals"] == pytest.approx(pld(noises, 1e-5), rel=1e-3)
+    same = (
+        Path("whole/global/weights.safetensors").read_bytes()
+        == Path("stopped/global/weights.safetensors").read_bytes()
+    )
+    assert same == (randomness == "seeded")
+
+
 class Weighted(FML):
     """A method with weights of its own, which the server might choose by what was sent."""
 

@@ -64,7 +64,9 @@ class Privacy(Spec):
     @classmethod
     def _countable(cls, noise: float) -> float:
         if 0 < noise < LEAST_NOISE:
-            raise ValueError(f"no accountant counts noise below {LEAST_NOISE:g}; give more, or 0 to clip only")
+            raise ValueError(
+                f"{noise} is less than any accountant counts; give at least {LEAST_NOISE:g}, or 0 to clip only"
+            )
         return noise
 
     @model_validator(mode="after")
@@ -295,9 +297,8 @@ def epsilon(uses: Iterable[Uses], delta: float) -> float:
     uses = _joined(uses)
     if all(use.rate == 1 for use in uses):
         # Many Gaussian mechanisms are one, and its ε has a closed form: Balle and Wang 2018, Theorem 8.
-        precision = sum(use.times / use.noise**2 for use in uses)
         with quiet():
-            return float(accounting().get_epsilon_gaussian(precision**-0.5, delta)) if precision else 0.0
+            return float(accounting().get_epsilon_gaussian(_precision(uses) ** -0.5, delta)) if uses else 0.0
     bound = rdp(uses, delta)
     if not PLD_FROM < bound < PLD_TO or delta < PLD_DELTA:
         return bound
@@ -316,7 +317,10 @@ def rdp(uses: Iterable[Uses], delta: float, orders: Sequence[float] | None = Non
 
 def largest(mechanisms: Iterable[Mechanism], delta: float, account: Account) -> float:
     """The largest ε of these. Most are ruled out by a bound that costs a hundredth."""
-    bounds = {uses: rdp(uses, delta, QUICK) for uses in set(map(_joined, mechanisms))}
+    different = set(map(_joined, mechanisms))
+    if all(use.rate == 1 for uses in different for use in uses):
+        return account(max(different, key=_precision, default=()), delta)
+    bounds = {uses: rdp(uses, delta, QUICK) for uses in different}
     most = 0.0
     for uses, bound in sorted(bounds.items(), key=lambda item: -item[1]):
         if bound <= most:
@@ -327,6 +331,11 @@ def largest(mechanisms: Iterable[Mechanism], delta: float, account: Account) -> 
 
 QUICK = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 """Orders at which RDP needs no series."""
+
+
+def _precision(uses: Mechanism) -> float:
+    """1/σ² of the one Gaussian mechanism that many are together, where nothing is sampled."""
+    return sum(use.times / use.noise**2 for use in uses)
 
 
 def _joined(uses: Iterable[Uses]) -> Mechanism:
