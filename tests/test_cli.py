@@ -190,7 +190,7 @@ def test_models_and_data_of_ones_own(command: Command, tmp_path: Path) -> None:
     report = json.loads(command("run", "tiny.yaml", "--out", "x", "--json", *words).out)
     assert [client["model"] for client in report["clients"]] == ["mlp", "my_pkg.nets:build"]
     done = command("predict", "x", "--client", "c1", "--data", "my.npz")
-    assert done.out.startswith("sample,label,ant,bee,cat\n") and done.out.count("\n") == 61
+    assert done.out.startswith("sample,predicted,ant,bee,cat\n") and done.out.count("\n") == 61
 
 
 def test_a_folder_of_images(command: Command, tmp_path: Path) -> None:
@@ -517,6 +517,8 @@ def test_methods_and_models(command: Command) -> None:
     assert done.code == 0 and "…" not in done.out
     for name in base.names():
         assert re.search(rf"^{name} ", done.out, re.MULTILINE)
+    for column in ("options", "leaves a client", "different models", "the server", "weights sent", "sent a round"):
+        assert re.search(rf"^{column}: .", done.out, re.MULTILINE)  # a legend
     done = command("models")
     assert re.search(r"^mlp +Two hidden layers.* 199,210$", done.out, re.MULTILINE)
     assert re.search(r"^resnet18 .* 11,172,810$", done.out, re.MULTILINE)

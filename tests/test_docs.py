@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
 import runpy
 import shlex
@@ -18,11 +19,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
+from mutua import rounds
 from mutua.cli import app
 from mutua.data import sources
+from mutua.errors import InputError, LeftOut
 from mutua.learning.schedules import Cosine, Linear, Listed
 from mutua.measures import ABOUT
-from mutua.methods import base
+from mutua.methods import FML, base
 from mutua.models import registry
 from mutua.recipe import Recipe
 
@@ -65,6 +68,29 @@ def test_the_readme_has_twenty_lines_of_python_that_run(capsys: pytest.CaptureFi
     assert small.count("rounds=1,") == small.count("samples_per_client=40") == 1
     exec(compile(small, "README.md", "exec"), {})
     assert re.search(r"^c0 mlp \S+ \{'weights: meme': 246824\}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_python_page_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("logging.root.handlers", [])
+    level = logging.getLogger("mutua").level
+    text = read("docs/python.md")
+    page = "".join(blocks(text, "python"))
+    try:
+        with pytest.warns(LeftOut):
+            exec(compile(page, "docs/python.md", "exec"), {"__name__": "page"})
+    finally:
+        logging.getLogger("mutua").setLevel(level)
+    out, err = capsys.readouterr()
+    assert out.startswith(blocks(text, "text")[0])
+    assert "c2: answered 1 of 3 rounds; refused (rounds 1-2): " in out
+    assert "FML.alfa: unknown key; did you mean 'alpha'?" in out
+    assert (tmp_path / "first.html").is_file() and (tmp_path / "runs/three-methods/report.html").is_file()
+    assert "fml: round 5/5" in err and "INFO:mutua:fml: finished" in err
+    told = [row[0].strip("`") for row in rows(text)]
+    assert told == [event.__name__ for event in get_args(rounds.Event)]
 
 
 def test_contributing_works_as_written(
@@ -277,6 +303,21 @@ def test_every_option_of_a_method_is_described_and_no_other() -> None:
         told = {row[0].strip("`"): row[2] for row in rows(body)}
         assert set(told) == set(fields), name
         assert not [key for key in fields if not agrees(told[key], fields[key])], name
+
+
+def test_ranges_of_temperatures_are_those_of_the_code() -> None:
+    for low, high in re.findall(r"`temperature` \| number in \[([\d.]+), (\d+)\]", read("docs/methods.md")):
+        for edge in (float(low), float(high)):
+            assert FML(temperature=edge).temperature == edge
+        for beyond in (float(low) / 2, float(high) * 2):
+            with pytest.raises(InputError, match="temperature"):
+                FML(temperature=beyond)
+
+
+def test_the_readme_names_what_newcomers_look_for() -> None:
+    assert "pip install" in read("README.md")
+    linked = re.findall(r"\]\(docs/([\w-]+\.md)\)", read("README.md"))
+    assert set(linked) == {path.name for path in (ROOT / "docs").glob("*.md")}
 
 
 def test_every_combiner_and_its_options_are_described_and_no_other() -> None:

@@ -536,7 +536,7 @@ def predict(
 ) -> None:
     """Predict with a client's model.
 
-    A row a sample: its label and the probability of each class.
+    One row per sample: the predicted class and the probability of each class.
     """
     from mutua.reports import console
     from mutua.runs.folder import RunFolder
@@ -591,7 +591,13 @@ def methods() -> None:
         shares = ", ".join(f"{kind} ({what})" for kind, what in method.shares.items()) or "nothing"
         about = (type(method).__doc__ or "").splitlines()[0]
         table.add_row(name, about, ", ".join(type(method).model_fields) or "none", shares)
-    console.show("methods", table, "your own: package.module:Class, a subclass of mutua.Method")
+    console.show(
+        "methods",
+        table,
+        "options: --set method.NAME=VALUE; docs/methods.md explains each",
+        "leaves a client: what a client may send, by kind (and name); anything else is refused",
+        "your own: package.module:Class, a subclass of mutua.Method (docs/own-method.md)\n",
+    )
     facts = console.table(
         ["name", "different models", "different data", "the server", "weights sent", "sent a round"]
     )
@@ -601,7 +607,15 @@ def methods() -> None:
         weights = "yes" if Kind.WEIGHTS in method.shares else "no"
         yes = ["yes" if fact else "no" for fact in (method.own_models, method.different_data)]
         facts.add_row(name, *yes, method.server_does, weights, ", ".join(sent))
-    console.show("what they can do and what they cost", facts)
+    console.show(
+        "what they can do and what they cost",
+        facts,
+        "different models: each client may have a model of its own design",
+        "different data: made for clients whose data differ",
+        "the server: what it does with what clients send",
+        "weights sent: whether a model's weights leave a client",
+        "sent a round: what a client's reply grows with",
+    )
 
 
 @app.command()

@@ -33,10 +33,12 @@ OUTSIDE_BRACKETS = r"{}(?![^\[{{]*[\]}}])"
 
 @dataclass(frozen=True)
 class Contender:
-    """A method under the words by which it was named, such as "fedprox:mu=0.1"."""
+    """A method under the words by which it was named, such as "fedprox:mu=0.1"; a user's own by its own name."""
 
     label: str
     method: Method
+    text: str = ""
+    """As it was given."""
 
     @staticmethod
     def of(text: str, recipe: Recipe | None) -> Contender:
@@ -55,7 +57,9 @@ class Contender:
             except untrusted.Unreadable:
                 raise InputError(f"--methods: '{text}': '{value}' is not a YAML value") from None
         try:
-            return Contender(text.strip(), base.of(options))
+            method = base.of(options)
+            label = ":".join([method.name, *parts]) if ":" in name else text.strip()
+            return Contender(label, method, text.strip())
         except InputError as error:
             raise InputError(f"--methods: '{text}': {error}") from None
 
@@ -65,6 +69,9 @@ def contenders(text: str, recipe: Recipe | None) -> list[Contender]:
     found = [Contender.of(part, recipe) for part in _split(",", text) if part.strip()]
     if not found:
         raise InputError("--methods: none given; name them as fml,fedavg,independent")
+    labels = [c.label for c in found]
+    # A class of the user's own may have the name of a method that it is made of.
+    found = [c if labels.count(c.label) == 1 or not c.text else Contender(c.text, c.method) for c in found]
     labels = [c.label for c in found]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)

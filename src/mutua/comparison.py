@@ -221,7 +221,7 @@ def _contenders(methods: Any, recipe: Recipe | None) -> list[Contender]:
     for label, method in named:
         if isinstance(method, str):
             read = Contender.of(method, recipe)
-            found.append(Contender(label or read.label, read.method))
+            found.append(Contender(str(label), read.method) if label else read)
         elif isinstance(method, Method):
             found.append(Contender(str(label or method.name), method))
         else:

@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from mutua import cli
+from mutua.comparing import contenders
 
 DOC = Path(__file__).parents[2] / "docs" / "own-method.md"
 RECIPE = {
@@ -54,3 +55,22 @@ def test_a_method_in_a_users_file_runs_by_its_path_and_does_what_it_says(run, ca
     plain, without = run(name="fedavg"), run(name="my_methods:FedAvgM", momentum=0.0)
     assert same(plain, without)
     assert not same(plain, run(name="my_methods:FedAvgM", momentum=0.9))
+
+
+def test_it_goes_by_its_own_name(run, capsys, monkeypatch, tmp_path):
+    run(name="my_methods:FedAvgM", momentum=0.5)
+    words = ["compare", "recipe.yaml", "--methods", "fedavg,my_methods:FedAvgM:momentum=0.5", "--seeds", "0"]
+    for command in ([*words, "--out", "both"], ["runs", "list", "."], ["report", "both", "--html", "page.html"]):
+        monkeypatch.setattr(sys, "argv", ["mutua", *command])
+        cli.main()
+    out = capsys.readouterr().out
+    assert re.search(r"^fedavgm:momentum=0.5 ", out, re.MULTILINE)  # in the comparison
+    assert re.search(r" fedavgm +finished ", out)  # in the list of runs
+    assert "fedavgm:momentum=0.5" in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "both" / "fedavgm-momentum=0.5-0").is_dir()
+
+
+def test_two_of_one_name_are_told_apart(run):
+    run(name="fedavg")
+    (Path("twin.py")).write_text("from mutua.methods import FedAvg\nclass Twin(FedAvg):\n    pass\n")
+    assert [c.label for c in contenders("fedavg,twin:Twin", None)] == ["fedavg", "twin:Twin"]

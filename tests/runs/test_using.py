@@ -190,9 +190,9 @@ def test_the_csv_is_readable_by_others(model: SavedModel, digits: Any, tmp_path:
     text = io.StringIO()
     found.write(text)
     rows = list(csv.DictReader(io.StringIO(text.getvalue())))
-    assert list(rows[0]) == ["sample", "label", *"0123456789"]
+    assert list(rows[0]) == ["sample", "predicted", *"0123456789"]
     for row, label, probabilities in zip(rows, found.labels, found.probabilities, strict=True):
-        assert row["label"] == label
+        assert row["predicted"] == label
         told = [float(row[name]) for name in "0123456789"]
         assert sum(told) == pytest.approx(1, abs=1e-5)
         assert told == pytest.approx(probabilities.tolist(), abs=1e-6)

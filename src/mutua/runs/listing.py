@@ -64,7 +64,11 @@ class Overview:
     def method(self) -> str:
         """The method's name."""
         found = self.recipe.get("method")
-        return line(str(found.get("name") if isinstance(found, dict) else found))
+        name = str(found.get("name") if isinstance(found, dict) else found)
+        if ":" in name:  # code of the user's own, which has told its name when the run began
+            begun = (event for event in self.folder.events.read() if event.get("event") == "begun")
+            name = str(next(begun, {}).get("method") or name)
+        return line(name)
 
     @property
     def rounds(self) -> int | None:

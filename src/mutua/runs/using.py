@@ -43,9 +43,9 @@ class Predictions:
         }
 
     def write(self, file: TextIO) -> None:
-        """CSV: sample, label, and a column a class."""
+        """CSV: sample, predicted class, and a column a class."""
         writer = Rows(file)
-        writer.writerow(["sample", "label", *self.classes])
+        writer.writerow(["sample", "predicted", *self.classes])
         for name, label, row in zip(self.samples, self.labels, self.probabilities.tolist(), strict=True):
             writer.writerow([name, label, *(f"{p:.6f}" for p in row)])
 
