@@ -233,7 +233,7 @@ def test_without_the_accountants_the_way_to_get_it_is_said(
         ({"clip": 1, "noise": 1, "randomness": "seed"}, "privacy.randomness: 'seed'; did you mean 'seeded'?"),
         ({"clip": 1e300, "noise": 1e300}, "noise × clip is inf"),
         ({"clip": 1, "noise": 1, "delta": 1e-320}, "privacy.delta: 1e-320; it must be at least"),
-        ({"clip": math.inf, "noise": 1}, "privacy.clip: inf; it must be a number"),
+        ({"clip": math.inf, "noise": 1}, "privacy.clip: inf; it must be a finite number"),
         ({"clip": 1, "noise": 1, "delta": 1}, "privacy.delta: 1; it must be below 1"),
         ({"clip": 1, "noise": 1, "level": "clients"}, "privacy.level: 'clients'; did you mean 'client'?"),
         ({"clip": 1, "noise": 1, "epsilon": 1}, "privacy.epsilon: unknown key"),
