@@ -319,3 +319,22 @@ def test_fedmd_refuses_the_huge_scores_and_not_the_honest_clients(
     assert refused(run) == [(2, "c"), (3, "c")]
     for client in "abc":
         assert same(run.engine.kept[4, client], honest.engine.kept[4, client], identical)
+
+
+def test_one_who_diverges_beside_a_liar_is_not_blamed(
+    members: Members, simulate: Simulate, identical: Identical
+) -> None:
+    """That some stay finite on what came of the lie is luck; who does not is not at fault."""
+
+    class Frail(FML):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            reply = super().train(client, brief)
+            assert brief is not None
+            largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
+            if client.client.id == "a" and largest > 10:
+                client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
+            return reply
+
+    run, at_once = (simulate(Frail(), members(), tamper=times(f, 2), **PLAN) for f in (100.0, float("nan")))
+    assert refused(run) == refused(at_once) == [(2, "c")]
+    assert identical(run.server.state["global"], at_once.server.state["global"])

@@ -402,10 +402,10 @@ class Rounds:
         return self._ask(round, clients, verb)
 
     def _spoilt(self, merged: int, found: Mapping[str, object]) -> bool:
-        """Whether half of those that sent nothing suspect diverge: what they were sent is at fault, not they."""
+        """Whether one that sent nothing suspect diverges beside one that did: the other's reply gets the blame."""
         others = [client for client in found if client not in self.guard.suspects]
         diverged = sum(isinstance(found[client], Diverged) for client in others)
-        if not diverged or 2 * diverged < len(others):
+        if not diverged:
             return False
         return self._rescued(merged, f"{diverged} of {len(others)} clients diverged on what was merged of it")
 
