@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from mutua.errors import RunError
-from mutua.message import Message, Tensors
+from mutua.message import Message, Part, Tensors
 
 State = dict[str, Tensors]
 """Groups of named arrays: "personal", "personal.optimizer", "adaptor", ... Never data."""
@@ -35,6 +35,24 @@ class Store:
     """The last two commits of a client, so that a server one round behind can still be answered."""
 
     commits: list[Commit] = field(default_factory=list)
+
+    def copy_arrays(self) -> None:
+        """Have all arrays in memory of their own; what two commits share they go on sharing."""
+        made: dict[int, Tensor] = {}
+
+        def own(arrays: Tensors) -> Tensors:
+            for array in arrays.values():
+                if id(array) not in made:
+                    made[id(array)] = array.clone()
+            return {name: made[id(array)] for name, array in arrays.items()}
+
+        def copied(commit: Commit) -> Commit:
+            state = {group: own(arrays) for group, arrays in commit.state.items()}
+            parts = None if commit.reply is None else commit.reply.items()
+            reply = None if parts is None else Message(**{n: Part(p.kind, own(p.arrays)) for n, p in parts})
+            return replace(commit, state=state, reply=reply)
+
+        self.commits = [copied(commit) for commit in self.commits]
 
     def committed(self, round: int) -> Commit | None:
         """The commit of this round, if its work is done."""

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -121,7 +120,7 @@ class LocalEngine:
         if self._crew is not None:
             self._crew.close()
             for store in self.stores.values():
-                store.commits = deepcopy(store.commits)
+                store.copy_arrays()
             self._crew = None  # and with it the memory that was shared
         torch.set_num_threads(self._threads)
 
