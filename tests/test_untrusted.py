@@ -383,11 +383,11 @@ def test_rows_that_are_none(run: Path, row: str) -> None:
     assert any("history.csv is " in note for note in RunFolder.resume(run).notes)
 
 
-def test_settings_that_are_none(run: Path) -> None:
-    """Raised pydantic's own error."""
-    (run / "recipe.yaml").write_text("checkpoints: {keep: -1}\nmethod: fml")
+def test_settings_that_are_none(tmp_path: Path) -> None:
+    """Raised pydantic's own error. Of a run that has recorded nothing yet its recipe is all there is."""
+    (tmp_path / "recipe.yaml").write_text("checkpoints: {keep: -1}\nmethod: fml")
     with pytest.raises(InputError, match=r"checkpoints.keep: -1; it must be at least 1"):
-        Overview.of(run).settings  # noqa: B018
+        Overview.of(tmp_path).settings  # noqa: B018
 
 
 def test_a_folder_among_checkpoints_stays(run: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_run_without_events_is_shown(run: Path, command: Any) -> None:
     (run / "recipe.yaml").write_text('method: "a\\e[2J"\nseed: "\\e[2J"')
     (run / "events.jsonl").write_text('{"event": "\\u001b[2J"}\n')
     done = command("runs", "show", run)
-    assert done.code == 0 and "\x1b[2J" not in done.out and done.out.count(r"\x1b[2J") == 2
+    assert done.code == 0 and "\x1b[2J" not in done.out and done.out.count(r"\x1b[2J") == 3
 
 
 def test_the_last_of_many_events_are_read_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

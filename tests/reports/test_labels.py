@@ -32,8 +32,8 @@ def test_counts_by_name_over_clients_with_different_classes() -> None:
     assert counts.summary() == {
         "classes": ["ant", "bee", "cat"],
         "clients": [
-            {"id": "b", "train": [3, 0, 1], "val": 1, "test": 2},
-            {"id": "a", "train": [2, 1, 0], "val": 1, "test": 2},
+            {"id": "b", "train": [3, 0, 1], "val": 1, "test": 2, "opted_out": 0},
+            {"id": "a", "train": [2, 1, 0], "val": 1, "test": 2, "opted_out": 0},
         ],
     }
 
@@ -55,7 +55,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
 def counted(classes: list[str], most: int = 135) -> LabelCounts:
     train = np.zeros((2, len(classes)), dtype=int)
     train[0, 0], train[1, -1] = most, 1
-    return LabelCounts(["c0", "c1"], classes, train, [3, 4], [5, 6])
+    return LabelCounts(["c0", "c1"], classes, train, [3, 4], [5, 6], [0, 0])
 
 
 def test_columns_by_name_where_they_fit(shown: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
