@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -316,3 +316,31 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
         return known[key]
 
     return make
+
+
+# Figures of the attack (tests/attack), which are told at the end
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, int, str], None]:
+    """`figure("kills", 6, "fml: ...")`: so many were done, which the end of the tests tells."""
+
+    def tell(what: str, number: int, text: str) -> None:
+        request.node.user_properties.append((f"figure {what}", (number, text)))
+
+    return tell
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the attack did, also where workers of pytest did it."""
+    sums: Counter[str] = Counter()
+    reports = [
+        one for found in terminalreporter.stats.values() for one in found if hasattr(one, "user_properties")
+    ]
+    for report in reports:
+        for name, told in report.user_properties if report.when == "call" else ():
+            if name.startswith("figure "):
+                sums[name.removeprefix("figure ")] += told[0]
+                terminalreporter.write_line(f"attack: {told[0]} {name.removeprefix('figure ')}: {told[1]}")
+    if sums:
+        terminalreporter.write_line("attack, in all: " + ", ".join(f"{n} {what}" for what, n in sums.items()))

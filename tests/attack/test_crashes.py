@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -100,7 +101,7 @@ def go_on_and_compare(small: Any, run: Path, told: Path, at: Any) -> None:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_crash_before_every_file_operation(
-    shard: int, small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shard: int, small: Any, tmp_path: Path, figure: Callable[[str, int, str], None]
 ) -> None:
     seen, told = small[3], tmp_path / "told.txt"
     assert seen.total() > 100 and {"fsync", "replace", "write", "mkdir"} <= seen.keys()
@@ -111,13 +112,12 @@ def test_a_crash_before_every_file_operation(
         go_on_and_compare(small, run, told, at)
         shutil.rmtree(run)
         done += 1
-    with capsys.disabled():
-        print(f"\nattack: a crash before {done} of {seen.total()} file operations, the same bytes", end=" ")
+    figure("crashes", done, f"each before one of the {seen.total()} file operations of a run, part {shard + 1}")
 
 
 @pytest.mark.parametrize("at", [0.3, 0.6, 0.9])
 def test_a_crash_before_every_file_operation_of_going_on(
-    at: float, small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    at: float, small: Any, tmp_path: Path, figure: Callable[[str, int, str], None]
 ) -> None:
     """The run has crashed at some operation, and what goes on with it crashes again, at each in turn."""
     told, first = tmp_path / "told.txt", int(at * small[3].total())
@@ -132,5 +132,4 @@ def test_a_crash_before_every_file_operation_of_going_on(
         shutil.rmtree(run)
         if not crashed:
             break
-    with capsys.disabled():
-        print(f"\nattack: {second - 1} crashes in going on after a crash, the same bytes", end=" ")
+    figure("crashes", second - 1, f"of what goes on after a crash at {at:.0%} of the operations")

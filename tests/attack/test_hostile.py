@@ -450,7 +450,7 @@ def place(tmp_path: Path, finished: Callable[..., tuple[Path, Any]]) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_files_end_in_a_result_or_one_line(
-    kind: str, place: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, place: Path, figure: Callable[[str, int, str], None]
 ) -> None:
     ends, wrong = Counter[str](), []
     for number in range(NUMBERS[kind]):
@@ -458,10 +458,6 @@ def test_hostile_files_end_in_a_result_or_one_line(
             ends[attacked(kind, number, place)] += 1
         except AssertionError as error:
             wrong.append(str(error).partition("\nassert")[0])
-    with capsys.disabled():
-        told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
-        print(
-            f"\nattack: {NUMBERS[kind]} of {sum(NUMBERS.values())} hostile inputs were of kind {kind}: {told}",
-            end=" ",
-        )
+    told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+    figure("hostile inputs", NUMBERS[kind], f"{kind}: {told}")
     assert not wrong, f"{len(wrong)} of {NUMBERS[kind]}:\n" + "\n".join(wrong)

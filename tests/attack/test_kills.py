@@ -37,6 +37,8 @@ from mutua.recipe import Recipe
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="kills processes that it forks")]
 
+Figure = Callable[[str, int, str], None]
+
 SEED = 23
 SHARES = {"public": {"share": 0.3}}
 SEEDED = {"clip": 1.0, "noise": 0.5, "randomness": "seeded"}
@@ -152,16 +154,15 @@ class Attack:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_killed_at_random(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_at_random(name: str, tmp_path: Path, figure: Figure) -> None:
     attack = Attack(made(name), tmp_path, random.Random(f"{SEED} {name}"))
     number = 0
     while sum(attack.killed.values()) < KILLS:
         assert number < 4 * KILLS, "the run is too short to be hit"
         attack.once(number)
         number += 1
-    with capsys.disabled():
-        done = ", ".join(f"{count} of the {target}" for target, count in sorted(attack.killed.items()))
-        print(f"\nattack: {name}: {sum(attack.killed.values())} kills ({done}), the same bytes", end=" ")
+    done = ", ".join(f"{count} of the {target}" for target, count in sorted(attack.killed.items()))
+    figure("kills", sum(attack.killed.values()), f"{name}: {done}")
 
 
 @pytest.fixture(scope="module")
@@ -181,15 +182,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize("method", PAPERS)
 def test_killed_at_25_moments(
-    method: str, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure
 ) -> None:
     monkeypatch.setattr("mutua.engines.local.cores", lambda: 1)
     kill_and_go_on(method, 25, whole, tmp_path)
-    with capsys.disabled():
-        print(f"\nattack: {method}: 37 kills at calls drawn among all, the same bytes", end=" ")
+    figure("kills", 25 + 12, f"{method}, at calls drawn among all")
 
 
-def test_a_comparison_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_is_killed(tmp_path: Path, figure: Figure) -> None:
     """The command itself, its runs one by one, or all at once; the same command goes on."""
     rng, kills = random.Random(SEED), Counter[str]()
     tree = {**RECIPE, "method": "fml", "rounds": 20}
@@ -231,5 +231,4 @@ def test_a_comparison_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert again.returncode == 0, again.stderr and again.stderr.read().decode()
         for run in ("fml-0", "fml-1", "fedavg-0", "fedavg-1"):
             assert left(out / run) == left(tmp_path / "whole" / run), (number, run)
-    with capsys.disabled():
-        print(f"\nattack: a comparison: {sum(kills.values())} kills ({dict(kills)}), the same bytes", end=" ")
+    figure("kills", sum(kills.values()), f"a comparison: {dict(kills)}")
