@@ -338,7 +338,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         one for found in terminalreporter.stats.values() for one in found if hasattr(one, "user_properties")
     ]
     for report in reports:
-        for name, told in report.user_properties if report.when == "call" else ():
+        for name, told in report.user_properties if getattr(report, "when", "") == "call" else ():
             if name.startswith("figure "):
                 sums[name.removeprefix("figure ")] += told[0]
                 terminalreporter.write_line(f"attack: {told[0]} {name.removeprefix('figure ')}: {told[1]}")

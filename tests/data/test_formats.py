@@ -396,3 +396,12 @@ def test_other_layouts_are_refused(tmp_path: Path) -> None:
     paint(tmp_path / "1.png", (1, 2, 3))
     with pytest.raises(InputError, match="1 images beside 2 folders"):
         formats.images(tmp_path)
+
+
+def test_names_that_are_bytes_are_text(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 3, 3), np.uint8), np.array([0, 1, 0, 1])
+    np.savez(
+        tmp_path / "d.npz", x=x, y=y, classes=np.array([b"caf\xc3\xa9", b"\xff"]), domains=np.array([b"\xfe"])
+    )
+    held = formats.npz(tmp_path / "d.npz")
+    assert held.classes == ("café", "\\xff") and held.domains == ("\\xfe",)

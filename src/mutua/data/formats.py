@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from mutua import untrusted
-from mutua.data.samples import Layout
+from mutua.data.samples import Layout, texts
 from mutua.errors import InputError
 from mutua.spec import PathLike, local_path
 
@@ -82,7 +82,7 @@ def npz(path: PathLike, mask: str | None = None) -> Arrays:
             f"{path}: holds {', '.join(held) or 'nothing'}; "
             "give x and y, or x_train and y_train, and both or none of x_test and y_test"
         )
-    classes, domains = (tuple(np.atleast_1d(held.get(k, [])).astype(str).tolist()) for k in ("classes", "domains"))
+    classes, domains = (tuple(texts(np.atleast_1d(held.get(k, []))).tolist()) for k in ("classes", "domains"))
     return Arrays(
         held[x],
         held[y],

@@ -174,6 +174,11 @@ class Samples:
         return replace(read, declared=like.declared)
 
 
+def texts(names: np.ndarray) -> np.ndarray:
+    """Names as text; bytes that are none are written as escapes."""
+    return (np.char.decode(names, "utf-8", "backslashreplace") if names.dtype.kind == "S" else names).astype(str)
+
+
 def together(parts: Sequence[Samples]) -> Samples:
     """The samples of all parts, which must have the same classes."""
     if any(part.preprocess != parts[0].preprocess for part in parts):
@@ -357,7 +362,7 @@ def _domains(given: Any, names: Sequence[str], where: str) -> tuple[Tensor, tupl
     """Indices of domains and their names; domains may be given by name, then they are numbered by name."""
     held = np.asarray(given)
     if held.dtype.kind in "USO":
-        text = held.astype(str)
+        text = texts(held)
         known = [str(name) for name in names] or sorted(set(text.tolist()))
         if strange := sorted(set(text.tolist()) - set(known)):
             raise InputError(f"{where}.domain: '{strange[0]}' is not among the domains {', '.join(known)}")
