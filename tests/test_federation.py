@@ -100,7 +100,7 @@ def test_with_a_partial_global_clients_keep_their_own_tasks(nets: SimpleNamespac
 def test_clients_are_found_by_id(federate: Federate) -> None:
     federation = federate()
     assert [federation[name].id for name in "cab"] == list("cab")
-    with pytest.raises(KeyError):
+    with pytest.raises(InputError, match="is not in it"):
         federation["z"]
 
 

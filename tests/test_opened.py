@@ -96,7 +96,8 @@ def test_what_was_saved_is_opened_as_it_was(tmp_path: Path) -> None:
     assert (run.method, run.plan, run.clients) == (FML(), result.job.plan, ["c0", "c1", "c2"])
     for client in result.clients:
         assert torch.equal(run.predictor(client.id)(X), client.predictor(X))
-    assert set(run.global_predictor().model.state_dict()) == set(result.global_state or {})
+    assert torch.equal(run.global_predictor()(X), result.global_predictor()(X))
+    assert result["c1"] is result.clients[1]
     with pytest.raises(InputError, match="made in Python of objects that no file holds"):
         run.recipe.federation()
     with pytest.raises(InputError, match="not empty"):
@@ -148,6 +149,27 @@ def test_models_that_were_objects_and_a_graph(tmp_path: Path) -> None:
         run.predictor("c0")
     for served, own in zip((run.predictor("c0", model=Net()), run.predictor("c1")), result.clients, strict=False):
         assert torch.equal(served(X), own.predictor(X)) and isinstance(served.model, Net)
+
+
+def test_a_result_can_be_extended_twice_and_stays_as_it_is(tmp_path: Path) -> None:
+    result = quick(FML(), federation())
+    shown = str(result)
+    once, again = (result.extend(rounds=rounds, progress=False) for rounds in (4, 2))
+    assert str(result) == shown
+    for longer, rounds in ((once, 4), (again, 2)):
+        whole = quick(FML(), federation(), rounds=rounds)
+        assert list(longer.history) == list(whole.history)
+        assert torch.equal(longer["c2"].predictor(X), whole["c2"].predictor(X))
+    assert mutua.open_run(again.save(tmp_path / "longer")).plan.rounds == 2
+
+
+def test_who_is_not_there_is_said() -> None:
+    made = federation()
+    for strange in (made, quick(Independent(), made)):
+        with pytest.raises(InputError, match="client: 'c9' is not in it; there are c0, c1, c2"):
+            strange["c9"]
+    with pytest.raises(InputError, match="method independent has no global that predicts alone"):
+        quick(Independent(), made).global_predictor()
 
 
 # Reports
@@ -218,6 +240,8 @@ def test_a_saved_comparison_is_what_the_command_line_leaves(
     [page] = mutua.report(path)
     assert "better off" in page.read_text() and "cannot be read" not in page.read_text()
     assert mutua.open_run(path / "fml-1").plan.seed == 1
+    with pytest.raises(InputError, match=r"is a comparison; open one of its runs \(fedavg-0, fedavg-1, fml-0"):
+        mutua.open_run(path)
     with pytest.raises(InputError, match="not empty"):
         compared.save(path)
 

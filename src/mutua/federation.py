@@ -235,7 +235,10 @@ class Federation:
         return {client.id: client for client in self.clients}
 
     def __getitem__(self, client_id: str) -> Client:
-        return self._by_id[client_id]
+        try:
+            return self._by_id[client_id]
+        except KeyError:
+            raise InputError(f"client: {client_id!r} is not in it; there are {some(list(self._by_id))}") from None
 
     @classmethod
     def from_arrays(

@@ -27,7 +27,7 @@ from mutua.result import Predictor, Result, sheet
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
 from mutua.spec import PathLike, local_path
-from mutua.text import Sheet
+from mutua.text import Sheet, some
 
 HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
 
@@ -47,7 +47,11 @@ def save_run(result: Result, path: PathLike, recipe: Recipe | None = None) -> Pa
 
 def open_run(path: PathLike) -> SavedRun:
     """A finished run's folder: its numbers, its models and what left the clients."""
-    return SavedRun(RunFolder.open(path))
+    place = local_path(path, "RUN")
+    if (place / "comparison.json").is_file():
+        runs = some([found.parent.name for found in sorted(place.glob("*/run.json"))])
+        raise InputError(f"RUN: {place} is a comparison; open one of its runs ({runs}), or mutua.report it")
+    return SavedRun(RunFolder.open(place))
 
 
 class SavedRun:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation import Client, Federation, build
 from mutua.history import SELECTIONS, History, Selection
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
@@ -86,7 +86,8 @@ class ClientResult:
 
     def __repr__(self) -> str:
         scored = f"accuracy {percent(self.accuracy())} % on {several(len(self.client.test), 'own test sample')}"
-        return f"ClientResult({self.id}: {self.architecture.label}, {scored})"
+        never = "" if self.trained else ", never trained"
+        return f"ClientResult({self.id}: {self.architecture.label}, {scored}{never})"
 
     @property
     def id(self) -> str:
@@ -208,6 +209,24 @@ class Result:
             raise InputError("extend: where this run stood is not known; use 'mutua run --resume DIR --rounds N'")
         whole_number(rounds, "rounds")
         return self.longer(rounds, **given)
+
+    def __getitem__(self, client_id: str) -> ClientResult:
+        for client in self.clients:
+            if client.id == client_id:
+                return client
+        known = some([client.id for client in self.clients])
+        raise InputError(f"client: {client_id!r} is not in it; there are {known}")
+
+    def global_predictor(self) -> Predictor:
+        """The global, ready for raw inputs, where it is a whole model."""
+        shared, first = self.job.global_model, self.clients[0].client
+        if self.global_state is None or shared is None or shared.share != "all":
+            raise InputError(
+                f"global: method {self.job.method.name} has no global that predicts alone in this run"
+            )
+        module = build(shared, first, seed=0)
+        module.load_state_dict(self.global_state)
+        return Predictor(module.eval(), first.train.take([]))
 
     def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
         """Unweighted mean over clients of accuracy on their own test data; who never trained is left out."""

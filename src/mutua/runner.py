@@ -21,6 +21,7 @@ from mutua.privacy import within_budget
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing
 from mutua.spec import whole_number
+from mutua.store import Store
 
 ENGINES = ["local"]
 TOLD = 5
@@ -118,7 +119,10 @@ def _longer(
     method: Method, federation: Federation, plan: Plan, before: Standing, rounds: int, **given: Any
 ) -> Result:
     """The rest of a run that becomes so long, from where it stood before the clients' last work."""
-    return run(method, federation, plan=lengthened(plan, method, rounds, plan.rounds), standing=before, **given)
+    # Stores grow with the run, and the shorter one may be extended again.
+    stores = {client: Store([*store.commits]) for client, store in before.stores.items()}
+    longer = lengthened(plan, method, rounds, plan.rounds)
+    return run(method, federation, plan=longer, standing=replace(before, stores=stores), **given)
 
 
 def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
