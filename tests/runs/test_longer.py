@@ -249,9 +249,23 @@ def test_other_changes_are_refused_and_so_is_a_run_without_checkpoints(command: 
     path.write_text(text)
     assert RunFolder.open(tmp_path / "x").plan.rounds == 2
     command("runs", "prune", "x", "--keep", "0")
+    tables = {table: table.read_bytes() for table in (tmp_path / "x").glob("*.csv")}
     done = command("run", "--resume", "x", "--rounds", "3")
     assert done.err == "mutua: --rounds: x cannot become longer, for its checkpoints are gone; begin a new run\n"
+    assert len(tables) == 3 and all(table.read_bytes() == was for table, was in tables.items())
     assert "--rounds: 3: it is for --resume" in command("run", "r.yaml", "--rounds", "3").err
+
+
+def test_what_is_refused_keeps_its_rows_also_where_its_newest_checkpoint_is_damaged(
+    command: Command, tmp_path: Path
+) -> None:
+    written(optimizer={"name": "sgd", "lr": {"schedule": "linear", "start": 0.1, "end": 0.01}})
+    command("run", "r.yaml", "--set", "checkpoints.seconds=0", "--out", "x")
+    newest = max((tmp_path / "x" / "checkpoints").glob("*.json"))
+    newest.write_text(newest.read_text()[:-9])
+    tables = {table: table.read_bytes() for table in (tmp_path / "x").glob("*.csv")}
+    assert "is a schedule over all rounds" in command("run", "--resume", "x", "--rounds", "3").err
+    assert len(tables) == 3 and all(table.read_bytes() == was for table, was in tables.items())
 
 
 def test_newcomers_of_the_shorter_run_are_told(command: Command, tmp_path: Path) -> None:

@@ -196,11 +196,7 @@ class RunFolder:
                 self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is stepped over")
                 self.checkpoints.step_over(newest, str(error))
         for table in self._tables:
-            mark = None if newest is None else _mark(newest, table)
-            if mark is None:
-                table.begin()
-            else:
-                table.back(mark)
+            table.back(None if newest is None else _mark(newest, table))
         were, now = {} if newest is None else newest.versions, versions()
         for package in sorted(name for name in were.keys() & now if were[name] != now[name]):
             change = f"{were[package]} to {now[package]}"
@@ -264,9 +260,8 @@ class RunFolder:
         marks = newest.unfinished
         if marks is not None:
             standing = self._load(newest, marks)
-            # Not cut off: the checkpoint after the last work counts until the new one is there.
             for table, mark in zip(self._tables, (marks.history, marks.ledger, marks.participation), strict=True):
-                table.back(mark, cut=False)
+                table.back(mark)
         self._standing = standing.unfinished(began.rounds)
 
     def _become_longer(self, recipe: Recipe) -> None:
@@ -319,6 +314,8 @@ class RunFolder:
         self.notes += (f"accepted {change}" for change in self._accepted)
         if self._longer:
             self._become_longer(recipe)
+        for table in self._tables:  # only now: what is refused stays as it is
+            table.cut()
         about = {"round": self._standing.round, "rounds": recipe.rounds}
         self.events.add("resumed", schema=SCHEMA, **about, versions=versions())
         for note in self.notes:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from mutua import untrusted
 from mutua.errors import InputError, line
 from mutua.explain import explain
+from mutua.methods import base
 from mutua.runs.files import in_use, size
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import changed_fields
@@ -67,7 +68,8 @@ class Overview:
         name = str(found.get("name") if isinstance(found, dict) else found)
         if ":" in name:  # code of the user's own, which has told its name when the run began
             begun = (event for event in self.folder.events.read() if event.get("event") == "begun")
-            name = str(next(begun, {}).get("method") or name)
+            own = str(next(begun, {}).get("method") or name)
+            name = name if own in base.names() else own  # else it is the name of the method that it is made of
         return line(name)
 
     @property

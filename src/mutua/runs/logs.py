@@ -120,13 +120,20 @@ class Table:
             except (TypeError, ValueError, csv.Error) as error:
                 raise ValueError(f"{self.path.name}: a line is damaged ({error})") from None
 
-    def back(self, mark: Mark, cut: bool = True) -> None:
-        """Go back to the mark: what comes after it is made again, and not cut off before that unless `cut`."""
-        with self.path.open("r+b") as file:
-            self._sum = hashlib.sha256(file.read(mark.bytes))
-            if cut:
-                file.truncate(mark.bytes)
-        self._size, self._rows = mark.bytes, mark.rows
+    def back(self, mark: Mark | None) -> None:
+        """Go back to the mark, None being before everything; what comes after it stays until `cut`."""
+        self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
+        if mark is not None:
+            with self.path.open("rb") as file:
+                self._sum.update(file.read(mark.bytes))
+            self._size, self._rows = mark.bytes, mark.rows
+
+    def cut(self) -> None:
+        """Cut off what comes after here: it is made again."""
+        if self._rows < 0:
+            self.begin()
+        else:
+            os.truncate(self.path, self._size)
 
 
 class Events:
