@@ -17,11 +17,12 @@ from mutua.federation import Federation
 from mutua.guard import LARGE, Guard, not_finite, too_long
 from mutua.learning.schedules import Schedule
 from mutua.message import Kind, Message, Part, Tensors, weights
-from mutua.methods import FML, FMLU, FedAvg, FedMD, Independent
+from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
 from mutua.participant import Participant
+from mutua.privacy import Privacy
 from mutua.rounds import Finished, Reached, Rejected, Rounds, Standing, Stopped
 from mutua.runs.checkpoints import decode, encode
-from mutua.store import State
+from mutua.store import State, Store
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
@@ -247,6 +248,27 @@ def test_a_round_of_refused_replies_leaves_everybody_where_they_were_and_can_be_
     assert identical(rest.server.state["global"], whole.server.state["global"])
 
 
+def test_under_privacy_a_refused_reply_is_sent_again_as_it_was_not_noised_anew(
+    federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    """Two noises on one round's work would cost twice the ε that is counted."""
+
+    def spoil(round: int, client: str, message: Message) -> Message:
+        return times(float("nan"), 2, client=client)(round, client, message)
+
+    plan = {**PLAN, "privacy": Privacy(clip=1.0, noise=1.0)}
+    run = simulate(FML(), federate(), tamper=spoil, go=False, **plan)
+    with pytest.raises(RunError, match=r"^round 2: 0 of 3 replies could be merged"):
+        run.run()
+    standing = run.events[-1].standing
+    sent = {client: store.commits[-1].reply for client, store in standing.stores.items()}
+    again = simulate(FML(), federate(), go=False, **plan)
+    again.engine.open(again.job, again.federation, standing.stores)
+    type(again)(again.job, again.federation, again.engine, standing=standing).run()
+    for client, message in sent.items():
+        assert identical(again.engine.replies[2, client].message.arrays("meme"), message.arrays("meme"))
+
+
 def test_a_merge_that_is_not_finite_is_not_kept(federate: Federate, simulate: Simulate) -> None:
     class Odd(FML):
         def merge(self, server: Any, replies: Any) -> None:
@@ -338,3 +360,79 @@ def test_one_who_diverges_beside_a_liar_is_not_blamed(
     run, at_once = (simulate(Frail(), members(), tamper=times(f, 2), **PLAN) for f in (100.0, float("nan")))
     assert refused(run) == refused(at_once) == [(2, "c")]
     assert identical(run.server.state["global"], at_once.server.state["global"])
+
+
+@pytest.mark.parametrize("base", [FML, FedAvg], ids=lambda m: str(m.name))
+def test_broken_off_before_the_lie_is_found_the_bytes_are_the_same(
+    base: Any, members: Members, simulate: Simulate, identical: Identical
+) -> None:
+    """Who has done that round's work must be able to do it again: a checkpoint holds one commit of each."""
+    stop = [False]
+
+    class Frail(base):  # type: ignore[misc]
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            assert brief is not None
+            largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
+            reply = super().train(client, brief)
+            if client.client.id == "b" and largest > 10:
+                if stop[0]:
+                    raise KeyboardInterrupt
+                client.state["odd"] = {"": torch.tensor(float("nan"))}
+            return reply
+
+    whole = simulate(Frail(), members(), tamper=times(100.0, 2), **PLAN)
+    assert refused(whole) == [(2, "c")]
+    stop[0] = True
+    first = simulate(Frail(), members(), tamper=times(100.0, 2), go=False, **PLAN)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    stop[0] = False
+    stopped = first.events[-1].standing
+    assert stopped.round == 2
+    stores = {client: Store(store.commits[-1:]) for client, store in stopped.stores.items()}
+    again = simulate(Frail(), members(), tamper=times(100.0, 2), go=False, **PLAN)
+    again.engine.open(again.job, again.federation, stores)
+    rest = type(again)(again.job, again.federation, again.engine, standing=replace(stopped, stores=stores))
+    rest.run()
+    assert identical(rest.server.state["global"], whole.server.state["global"])
+    assert list(rest.participation) == list(whole.participation)
+    assert list(rest.ledger) == list(whole.ledger)
+
+
+def test_a_lie_is_not_laid_to_a_round_in_which_nobody_sent_anything(members: Members, simulate: Simulate) -> None:
+    class EverySecond(FML):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            reply = super().train(client, brief)
+            if client.client.id == "a" and client.round == 4:
+                client.state["odd"] = {"": torch.tensor(float("nan"))}
+            return None if client.round == 3 else reply
+
+    run = simulate(EverySecond(), members(), tamper=times(100.0, 2), **PLAN)
+    assert isinstance(run.events[-1], Finished)
+    assert refused(run) == [(4, "a")]
+
+
+def test_a_method_may_call_a_part_of_the_servers_state_as_it_likes() -> None:
+    state = {"global": {"w": torch.ones(2)}, "guardian": {"w": torch.zeros(2)}}
+    back, guard = Guard.loaded(Guard(True, {"c": 1234.56789}).saved(state))
+    assert list(back) == ["global", "guardian"]
+    assert guard.suspects == {"c": 1234.56789}  # to the last bit: it stands in what a resumed run says
+
+
+def test_what_is_opted_out_does_not_decide_whether_a_merge_is_undone(
+    members: Members, simulate: Simulate, identical: Identical
+) -> None:
+    """After the last round clients train on all of their data: that some diverge then changes no global."""
+
+    def told(secret: float) -> Any:
+        federation = members()
+        first, *others = federation.clients
+        x, opt_in = first.train.x.clone(), torch.arange(len(first.train)) > 0
+        x[0] = secret
+        # Without val nothing is stopped early, nor is what was best put back.
+        first = replace(first, train=replace(first.train, x=x), val=first.val.take([]), opt_in=opt_in)
+        return simulate(FineTuned(), replace(federation, clients=(first, *others)), tamper=times(100.0, 4), **PLAN)
+
+    calm, wild = told(0.0), told(3e38)
+    assert refused(calm) == [] and (5, "a") in refused(wild)
+    assert identical(wild.server.state["global"], calm.server.state["global"])

@@ -47,7 +47,9 @@ class Guard:
         """The server's state with the guard in it, as a checkpoint holds it."""
         mine: State = {UP: {}} if self.up else {}
         if self.suspects:
-            mine[SUSPECTS] = {client: torch.tensor(times) for client, times in self.suspects.items()}
+            mine[SUSPECTS] = {
+                client: torch.tensor(times, dtype=torch.float64) for client, times in self.suspects.items()
+            }
         return {**state, **mine, **{SPARE + group: arrays for group, arrays in (self.spare or {}).items()}}
 
     @staticmethod
@@ -55,7 +57,8 @@ class Guard:
         """The server's state and the guard of what `saved` has made of them."""
         spare = {group.removeprefix(SPARE): arrays for group, arrays in saved.items() if group.startswith(SPARE)}
         suspects = {client: float(times) for client, times in saved.get(SUSPECTS, {}).items()}
-        state = {group: arrays for group, arrays in saved.items() if not group.startswith(UP)}
+        mine = {UP, SUSPECTS, *(SPARE + group for group in spare)}
+        state = {group: arrays for group, arrays in saved.items() if group not in mine}
         return state, Guard(UP in saved, suspects, spare or None)
 
 

@@ -242,6 +242,8 @@ class Rounds:
         except (KeyboardInterrupt, RunError) as error:
             if isinstance(error, KeyboardInterrupt):
                 end()
+            if self.guard.spare is not None:  # the round's briefs may yet turn out to be spoilt
+                self._forget(self.standing.round, self.ids)
             self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
             raise
         self._emit(Finished())
@@ -349,6 +351,8 @@ class Rounds:
         if accepted:
             with timed("merge"):
                 self._merge(round, accepted)
+        else:  # whoever worked with what was merged before has not diverged on it
+            self.guard = Guard(self.guard.up)
         for client in accepted:
             self.participation.add(round, client, "merged")
 
@@ -403,6 +407,8 @@ class Rounds:
 
     def _spoilt(self, merged: int, found: Mapping[str, object]) -> bool:
         """Whether one that sent nothing suspect diverges beside one that did: the other's reply gets the blame."""
+        if self.federation.opting and merged == self.job.plan.rounds:
+            return False  # after the last round clients learn from opted-out samples too: no global goes by that
         others = [client for client in found if client not in self.guard.suspects]
         diverged = sum(isinstance(found[client], Diverged) for client in others)
         if not diverged:
@@ -410,8 +416,11 @@ class Rounds:
         return self._rescued(merged, f"{diverged} of {len(others)} clients diverged on what was merged of it")
 
     def _forget(self, round: int, clients: Iterable[str]) -> None:
-        """These clients go back to the end of this round: asked again, they do the work anew."""
-        for client in clients:
+        """These clients go back to the end of this round: asked again, they do the work anew.
+
+        Not under privacy: new noise on what has been sent would have to be counted.
+        """
+        for client in clients if self.job.plan.privacy is None else ():
             self.engine.stores[client].back_to(round)
 
     def _trained(self, round: int) -> None:
