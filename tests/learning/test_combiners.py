@@ -309,7 +309,7 @@ def test_what_no_combiner_is(options: dict[str, Any], said: str) -> None:
         of({"name": "fml", **options})
     assert said in str(error.value)
     with pytest.raises(InputError, match="unknown key"):
-        of({"name": "fedh2l", **options})
+        of({"name": "independent", **options})  # which merges nothing
 
 
 def test_combiners_compared_from_the_command_line(command: Any, tmp_path: Any) -> None:
