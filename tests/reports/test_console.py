@@ -107,7 +107,7 @@ def test_a_result_over_domains_and_of_several_steps_a_round(finished: Runs, prin
     text, found = printed(), {metric: percent(value) for metric, value in result.summary()["domains"].items()}
     assert f"own domain {found['wdp']} %, the others' {found['cdp']} %, all {found['acc']} %" in text
     assert "2 rounds of 3: 6 local steps a client" in text
-    assert "kl True, projection paper, local_gradient sum, local_data private, combine mean\n" in text  # lr_mutual has no value
+    assert "kl True, projection paper, local_gradient sum, local_data private, combine mean\n" in text
 
 
 def test_the_weighted_mean_stands_beside(finished: Runs, printed: Callable[[], str]) -> None:
