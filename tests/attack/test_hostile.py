@@ -189,6 +189,7 @@ def picture(rng: random.Random) -> bytes:
     return file.getvalue()
 
 
+EVIL = "open('pwned', 'w').close()\nfrom torch.nn import Linear as Net\nbuild = Net\n"
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(/tmp/pwned) (w) file closefile\nshowpage\n"
 
 
@@ -321,25 +322,30 @@ def weights(rng: random.Random, place: Path) -> Words:
     return written(place, models=models)
 
 
+# Commands on a run's folder, and the files that each of them reads: what it does not read harms nobody.
+READS: dict[str, tuple[str, ...]] = {
+    "predict run --client c0 --data d.npz --out p.csv": ("clients/c0/card.json",) * 3 + ("clients/c0/*",),
+    "export run --client c0 --out e": ("clients/c0/*",),
+    "join run --data d.npz": ("global/card.json", "global/*", "run.json"),
+    "runs show run": ("run.json", "recipe.yaml", "events.jsonl", "checkpoints/*.json"),
+    "runs list .": ("run.json", "recipe.yaml", "events.jsonl", "checkpoints/*.json"),
+    "run --resume run --rounds 3": ("recipe.yaml", "*.csv", "events.jsonl", "checkpoints/**/*.*"),
+    "report run --tables t": ("run.json", "recipe.yaml", "*.csv", "events.jsonl", "clients/*/confusion.json"),
+}
+
+
 def folder(rng: random.Random, place: Path) -> Words:
     run = place / "run"
     shutil.copytree(place.parent / "good", run)
-    # Mostly cards, which say what is built and called.
-    cards = sorted(run.rglob("card.json")) * 3 + [run / "run.json"]
-    path = rng.choice([*cards, *sorted(path for path in run.rglob("*") if path.is_file())])
+    words, read = rng.choice(list(READS.items()))
+    path = rng.choice(sorted(path for path in run.glob(rng.choice(read)) if path.is_file()))
     held = path.read_bytes()
     if path.suffix == ".json":
         tree = json.loads(held)
         if path.name == "card.json" and rng.random() < 0.3:
-            named = (
-                "os:abort",
-                "http.server:test",
-                "subprocess:run",
-                "builtins:print",
-                "mutua.cli:main",
-                "os:_exit",
-            )
-            tree["model"] = {"name": rng.choice(named)}
+            named = ("evil:build", "evil:Net", "http.server:test", "os:_exit", "mutua.cli:main", "torch.hub:load")
+            tree["architecture"] = {"name": rng.choice(named)}
+            (place / "evil.py").write_text(EVIL)
             path.write_text(json.dumps(tree))
         else:
             path.write_bytes(spoil_text(rng, tree, json.dumps, [RECIPE_BYTES[0]]))
@@ -350,18 +356,8 @@ def folder(rng: random.Random, place: Path) -> Words:
         rng.choice((os.mkfifo, lambda at: at.symlink_to("/dev/zero"), os.mkdir))(path)
     else:
         path.write_bytes(spoil_bytes(rng, held, [RECIPE_BYTES[0]]))
-    np.savez(place / "d.npz", **{**arrays(rng), "x": np.zeros((30, 28, 28), np.uint8), "classes": np.arange(10)})
-    return rng.choice(
-        (
-            ["predict", "run", "--client", "c0", "--data", "d.npz", "--out", "p.csv"],
-            ["export", "run", "--client", "c0", "--out", "e"],
-            ["join", "run", "--data", "d.npz"],
-            ["runs", "show", "run"],
-            ["runs", "list", "."],
-            ["run", "--resume", "run"],
-            ["report", "run", "--tables", "t"],
-        )
-    )
+    np.savez(place / "d.npz", x=np.zeros((30, 28, 28), np.uint8), y=np.arange(30) % 10, classes=np.arange(10))
+    return words.split()
 
 
 KINDS: dict[str, Callable[[random.Random, Path], Words]] = {
