@@ -8,6 +8,7 @@ import logging
 import re
 import runpy
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -91,6 +92,16 @@ def test_the_python_page_runs_as_written(
     assert "fml: round 5/5" in err and "INFO:mutua:fml: finished" in err
     told = [row[0].strip("`") for row in rows(text)]
     assert told == [event.__name__ for event in get_args(rounds.Event)]
+
+
+def test_the_report_in_python_works_as_written(
+    finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished(rounds=1)[0], "runs/mine")
+    [code] = blocks(read("docs/reports.md"), "python")
+    exec(compile(code, "docs/reports.md", "exec"), {})
+    assert Path("mine.html").is_file() and "| method |" in capsys.readouterr().out
 
 
 def test_contributing_works_as_written(
