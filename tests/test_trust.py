@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 import mutua
-from mutua import imports
+from mutua import imports, sweep
 from mutua.errors import InputError
+from mutua.grid import Cell
 from mutua.recipe import Recipe
 from mutua.runs.folder import RunFolder
 
@@ -163,6 +164,22 @@ TREE = {
     "data": "mnist5k", "partition": {"kind": "iid", "clients": 2}, "models": {"global": "mlp"}, "rounds": 1,
     "method": "fml",
 }  # fmt: skip
+
+
+def test_code_within_a_methods_options_is_named_too_and_a_comparison_trusts_its_recipe(
+    nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a process that was not forked, and so has not read the recipe that the user gave."""
+    gated = {"name": "mixture", "gate": {"name": f"{nets}:Net"}, "mixture_epochs": 1}
+    recipe = Recipe.of({**TREE, "data": {"name": "mnist5k", "samples_per_client": 20}, "method": gated})
+    assert recipe.code == [f"{nets}:Net"]
+    folder = RunFolder.create("mine", 0, tmp_path / "mine")
+    folder.write_recipe(recipe)
+    assert folder._lock is not None
+    folder._lock.free()
+    monkeypatch.setattr(imports, "_trusted", set())
+    planned = sweep.Planned(Cell({}, {}), recipe, tmp_path / "mine")
+    assert sweep._folder(planned).recipe.code == [f"{nets}:Net"]
 
 
 def test_a_run_of_ones_own_goes_on_by_the_line_that_it_prints(

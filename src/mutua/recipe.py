@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
@@ -257,7 +258,7 @@ class Recipe(Plan):
         """The code from outside mutua that it names, each "package.module:name"."""
         each = self.models.clients or []
         models = [self.models.global_model, *(each if isinstance(each, list) else [each])]
-        models += [entry.model for entry in self.clients or []]
+        models += [*(entry.model for entry in self.clients or []), *models_in(self.method)]
         names = [base.spec(self.method)["name"], *(model.spec()["name"] for model in models if model)]
         names += [self.opt_out.censor or ""] if self.opt_out else []
         return list(dict.fromkeys(name for name in names if ":" in name))
@@ -268,6 +269,18 @@ class Recipe(Plan):
         # What is done, then how long and how fast: as people write it.
         order = sorted(tree, key=lambda field: field in Plan.model_fields)
         return yaml.safe_dump({field: tree[field] for field in order}, sort_keys=False, allow_unicode=True)
+
+
+def models_in(value: object) -> Iterator[Architecture]:
+    """The models that a method's options name, such as a gate."""
+    if isinstance(value, Architecture):
+        yield value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from models_in(getattr(value, name))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from models_in(one)
 
 
 def read_recipe(path: PathLike, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation import Federation
 from mutua.grid import Cell
+from mutua.imports import trust
 from mutua.measures import Finished, Measure, alone
 from mutua.recipe import Recipe
 from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
@@ -407,6 +408,7 @@ def _cleared(run: Path, how: str) -> Path:
 
 def _folder(run: Planned) -> RunFolder:
     if (run.path / "recipe.yaml").is_file():
+        trust(*run.recipe.code)  # which is the user's own: a process that was not forked does not know it yet
         return RunFolder.resume(run.path)
     return RunFolder.create(run.recipe.name, run.seed, run.path)
 

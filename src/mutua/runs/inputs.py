@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from mutua import untrusted
@@ -30,7 +30,7 @@ from mutua.errors import InputError, line
 from mutua.federation import Federation
 from mutua.imports import by_path
 from mutua.models import Architecture, registry
-from mutua.recipe import Recipe
+from mutua.recipe import Recipe, models_in
 from mutua.spec import Spec
 from mutua.topology import KINDS
 
@@ -130,7 +130,7 @@ def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Pa
     else:
         yield "the graph of topology", [repr(sorted(map(repr, recipe.topology.edges(data=True)))).encode()]
     architectures = [federation.global_model, *(client.model for client in federation.clients)]
-    unique = {id(one): one for one in [*architectures, *_architectures(recipe.method)] if one is not None}
+    unique = {id(one): one for one in [*architectures, *models_in(recipe.method)] if one is not None}
     for architecture in unique.values():
         if architecture.init is not None:
             yield f"the file of starting weights {architecture.init}", [architecture.init]
@@ -150,18 +150,6 @@ def _samples(samples: Samples) -> list[Part]:
         repr((samples.classes, samples.preprocess, samples.domains)).encode(),
         *(a for a in arrays if a is not None),
     ]
-
-
-def _architectures(value: object) -> Iterator[Architecture]:
-    """The models that a method's options name, such as a gate."""
-    if isinstance(value, Architecture):
-        yield value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _architectures(getattr(value, name))
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _architectures(one)
 
 
 def _made_by(architecture: Architecture) -> Any:
