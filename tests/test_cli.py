@@ -261,7 +261,7 @@ def test_resume_goes_on_and_says_when_there_is_nothing_to_do(command: Command, b
     assert done.code == 0 and done.out.endswith(SAVED + "\n")
     assert [line.partition(",")[0] for line in done.err.splitlines()] == ["tiny: round 2/3", "tiny: round 3/3"]
     again = command("run", "--resume", "x", "--json")
-    assert (again.code, again.err) == (0, "x is finished: there is nothing to go on with\n")
+    assert (again.code, again.err) == (0, "x is finished; to make it longer: --rounds N\n")
     assert {**json.loads(again.out), "seconds": 0} == {**json.loads(whole.out), "seconds": 0}
     assert command("run", "--resume", "x").out == ""
 
@@ -340,7 +340,9 @@ def test_a_run_is_shown_with_its_checkpoints(command: Command, broken_off: Path)
     assert re.search(r"^000000.json +damaged: it is not JSON: ", shown, re.MULTILINE)
     assert re.search(r"^after round 1 +whole, best on validation data", shown, re.MULTILINE)
     assert "stopped: reason stopped by Ctrl-C\nto go on: mutua run --resume x\n" in shown
-    assert "no readable recipe.yaml" in command("runs", "show", "nothing").err
+    assert "RUN: nothing is not a folder" in command("runs", "show", "nothing").err
+    unfinished = command("predict", "x", "--client", "c0", "--data", "mine.npz").err
+    assert "RUN: x: the run is not finished; to go on: mutua run --resume x\n" in unfinished
 
 
 def test_checkpoints_are_pruned(command: Command, broken_off: Path) -> None:

@@ -438,8 +438,11 @@ def test_a_federation_that_cannot_be(data: tuple[Any, Any], changes: dict[str, A
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
-        ("fml", {}, r"method: 'fml'; give an object, such as mutua\.methods\.FML\(alpha=0\.5\)"),
-        (mutua.methods.FML, {}, "method: <class .*>; give an object"),
+        (
+            mutua.methods.FML,
+            {},
+            r"method: <class .*>; give a name or an object, such as mutua\.methods\.FML\(alpha=0\.5\)",
+        ),
         (mutua.methods.FML(), {"round": 3}, "round: unknown key; did you mean 'rounds'"),
         (mutua.methods.FML(), {"rounds": "many"}, "rounds: 'many'; it must be a whole number"),
         (mutua.methods.FML(), {"epochs": 1, "steps": 1}, "epochs and steps are both given"),

@@ -240,10 +240,16 @@ def test_a_saved_comparison_is_what_the_command_line_leaves(
     [page] = mutua.report(path)
     assert "better off" in page.read_text() and "cannot be read" not in page.read_text()
     assert mutua.open_run(path / "fml-1").plan.seed == 1
-    with pytest.raises(InputError, match=r"is a comparison; open one of its runs \(fedavg-0, fedavg-1, fml-0"):
+    with pytest.raises(InputError, match=r"is a comparison; give one of its runs \(fedavg-0, fedavg-1, fml-0"):
         mutua.open_run(path)
-    with pytest.raises(InputError, match="not empty"):
+    for words in (["runs", "show"], ["export", "--client", "c0"]):
+        assert "is a comparison; give one of its runs (fedavg-0" in command(*words, str(path)).err
+    with pytest.raises(InputError, match=r"path: .* not empty"):
         compared.save(path)
+    with pytest.raises(InputError, match=r"path: .* not empty"):
+        compared["fml"][0].save(path)
+    with pytest.raises(InputError, match=r"^client: 'c9' is not in "):
+        mutua.open_run(path / "fml-1").predictor("c9")
 
 
 def test_methods_by_name_label_and_option(tiny: dict[str, Any]) -> None:

@@ -246,8 +246,11 @@ PART = mutua.Samples.of(X, Y)
         (lambda: mutua.load("mnist5q"), r"data: 'mnist5q' is not known"),
         (lambda: mutua.load(3), r"data: '?3'? is not known"),
         (lambda: mutua.load("mnist5k", image_size="big"), r"image_size: 'big'"),
-        (lambda: mutua.run("fml", federation(), rounds=1), r"method: 'fml'; give an object"),
-        (lambda: mutua.run(mutua.methods.FML, federation()), r"method: .*give an object"),
+        (
+            lambda: mutua.run("flm", federation(), rounds=1),
+            r"method\.name: 'flm' is not a method; did you mean 'fml'",
+        ),
+        (lambda: mutua.run(mutua.methods.FML, federation()), r"method: .*give a name or an object"),
         (lambda: mutua.run(mutua.methods.FML(), [PART]), r"federation: a list"),
         (
             lambda: mutua.run(mutua.methods.FML(), federation(), plan=Recipe.plan),
@@ -273,3 +276,8 @@ def test_a_wrong_type_is_one_clear_line(make: Callable[[], Any], told: str) -> N
     with pytest.raises(InputError) as caught:
         make()
     assert re.search(told, str(caught.value)), str(caught.value)
+
+
+def test_a_method_may_be_named_as_in_a_recipe() -> None:
+    named, made = (mutua.run(of, federation(), rounds=1, progress=False) for of in ("fml", mutua.methods.FML()))
+    assert named.job.method == made.job.method and list(named.history) == list(made.history)

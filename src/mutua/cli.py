@@ -237,7 +237,7 @@ def _run(
         if RunFolder(resume).finished and rounds in (None, RunFolder.open(resume).plan.rounds):
             if as_json:
                 _print_json(RunFolder.open(resume).report())
-            console.say(f"{resume} is finished: there is nothing to go on with", console.err)
+            console.say(f"{resume} is finished; to make it longer: --rounds N", console.err)
             return None
         folder = RunFolder.resume(resume, accept, rounds)
         console.show_notes(folder.notes)
@@ -730,7 +730,9 @@ def runs_list(
         table.add_row(run["run"], run["method"], run["state"], str(run["seed"]), at, *scores)
     stopped = "a stopped run goes on: mutua run --resume DIR"
     remarks = [stopped] if any(run["state"] == "stopped" for run in runs) else []
-    console.show(f"{len(runs)} runs in {under}; round: the last that is saved", table, *remarks)
+    console.show(
+        f"{len(runs)} run{'s' * (len(runs) != 1)} in {under}; round: the last that is saved", table, *remarks
+    )
 
 
 @runs_app.command("show")

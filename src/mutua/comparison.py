@@ -195,7 +195,7 @@ class Comparison:
 
     def save(self, path: PathLike) -> Path:
         """Save all runs as the folder of a comparison: for `mutua.report` and the command line."""
-        place = new_folder(path)
+        place = new_folder(path, field="path")
         labels = list(self.summary)
         names = dict(zip(labels, folders(labels), strict=True))
         try:

@@ -454,7 +454,10 @@ class Federation:
         """
         notes = [*_empty_classes(self.clients), *_unscaled(self.clients)]
         if needs_global and self.global_model is None:
-            raise InputError("models.global: missing; this method shares a global model, so name its architecture")
+            raise InputError(
+                "models.global: missing; this method shares a global model, so name its architecture "
+                "(global_model= in Python)"
+            )
         seen: set[tuple[Any, ...]] = set()
         reference: dict[str, torch.Size] | None = None
         for client in self.clients:

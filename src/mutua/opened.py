@@ -27,7 +27,7 @@ from mutua.result import Predictor, Result, sheet
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
 from mutua.spec import PathLike, local_path
-from mutua.text import Sheet, some
+from mutua.text import Sheet
 
 HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
 
@@ -40,7 +40,7 @@ def save_run(result: Result, path: PathLike, recipe: Recipe | None = None) -> Pa
     if recipe is not None and (recipe.method, recipe.seed) != (job.method, job.plan.seed):
         raise InputError(f"recipe: {recipe.name} has another method or seed; give the one that made this result")
     text = _described(result, local_path(path, "path").name) if recipe is None else recipe.dump()
-    folder = RunFolder.create("run", job.plan.seed, path)
+    folder = RunFolder.create("run", job.plan.seed, path, field="path")
     folder.keep(result, text)
     return folder.path
 
@@ -48,9 +48,6 @@ def save_run(result: Result, path: PathLike, recipe: Recipe | None = None) -> Pa
 def open_run(path: PathLike) -> SavedRun:
     """A finished run's folder: its numbers, its models and what left the clients."""
     place = local_path(path, "RUN")
-    if (place / "comparison.json").is_file():
-        runs = some([found.parent.name for found in sorted(place.glob("*/run.json"))])
-        raise InputError(f"RUN: {place} is a comparison; open one of its runs ({runs}), or mutua.report it")
     return SavedRun(RunFolder.open(place))
 
 
@@ -121,7 +118,7 @@ class SavedRun:
 
         `model` is the class, factory or `nn.Module` that it was, where that was an object in Python.
         """
-        saved = self.folder.client(client)
+        saved = self.folder.client(client, "client")
         name = str(saved.card.architecture.get("name"))
         if model is None and name not in ("mixture", *names()) and ":" not in name:
             raise InputError(f"client {client}: its model {name} was an object in Python; give it again as model=")

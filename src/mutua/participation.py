@@ -87,7 +87,7 @@ class Participation(Log[Turn]):
 
     def __repr__(self) -> str:
         wrong = [client for client, mine in self.clients.items() if not mine.whole]
-        return f"Participation({len(self.clients)} clients; something went wrong of {some(wrong) or 'none'})"
+        return f"Participation({len(self.clients)} clients; something went wrong with {some(wrong) or 'none'})"
 
     def of(self, client: str) -> Attendance:
         """What came of a client; of one that was never asked, nothing."""

@@ -14,6 +14,7 @@ from mutua.explain import checked
 from mutua.faults import Faults
 from mutua.federation import Federation, build
 from mutua.methods.base import Method
+from mutua.methods.base import of as method_of
 from mutua.modules import batch_normed
 from mutua.participant import Job
 from mutua.plan import Plan, lengthened
@@ -29,7 +30,7 @@ TOLD = 5
 
 
 def run(
-    method: Method,
+    method: Method | str,
     federation: Federation,
     *,
     plan: Plan | None = None,
@@ -43,6 +44,7 @@ def run(
 ) -> Result:
     """Run a method over a federation, from its beginning or from where it stands.
 
+    `method` is an object, or a name for one with its defaults: mutua.methods.FML(alpha=0.3), "fml".
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once:
     if not given one a core, or one in all on a GPU. On CPUs it changes no byte of the result. `faults` make
@@ -51,8 +53,10 @@ def run(
     """
     from mutua.watching import watched  # which needs rich, and `import mutua` does not
 
+    if isinstance(method, str):
+        method = method_of({"name": method})
     if not isinstance(method, Method):
-        raise InputError(f"method: {method!r}; give an object, such as mutua.methods.FML(alpha=0.5)")
+        raise InputError(f"method: {method!r}; give a name or an object, such as mutua.methods.FML(alpha=0.5)")
     if not isinstance(federation, Federation):
         given = type(federation).__name__
         raise InputError(f"federation: a {given}; give a Federation, such as mutua.Federation.from_arrays makes")

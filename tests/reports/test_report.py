@@ -335,6 +335,29 @@ def test_a_run_without_one_alone_says_how_to_get_its_verdicts(compared: Path) ->
     assert made.sections[0].title == "Is each client better off than alone?"
 
 
+def test_sites_with_data_of_their_own_learn_who_opted_out_and_whether_alone_is_a_fair_rival(
+    command: Callable[..., Any],
+) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("north", "south", "west"):
+        x, y = rng.normal(size=(30, 5)).astype("float32"), np.arange(30) % 2
+        np.savez(f"{name}.npz", x=x, y=y, withheld=np.full(30, name == "west"))
+    clients = [
+        {"id": name, "data": {"name": "arrays", "path": f"{name}.npz"}, "model": "mlp"}
+        for name in ("north", "south", "west")
+    ]
+    recipe = {"clients": clients, "models": {"global": "mlp"}, "method": "finetuned", "rounds": 1}
+    Path("sites.yaml").write_text(yaml.safe_dump({**recipe, "opt_out": {"mask": "withheld"}}))
+    for out, alone in (("short", "independent"), ("fair", "independent:patience=10")):
+        methods = ("--methods", f"finetuned,{alone}", "--seeds", "0,1")
+        assert command("compare", "sites.yaml", *methods, "--out", out).code == 0
+        text = html(report(read(Path(out))))
+        assert "each client its own, some opted out (mask withheld)" in text
+        assert "Training samples that are opted out, with seed 0: west 21 of 21." in text
+        assert "two seeds make it very wide" in text
+        assert ("finetuned: trained on after the last round" in text) == (out == "short")
+
+
 def test_other_metrics_are_those_of_scikit_learn(compared: Path) -> None:
     of = pytest.importorskip("sklearn.metrics")
     made = report(read(compared / "fml-0"))

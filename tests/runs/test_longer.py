@@ -193,7 +193,7 @@ def test_the_command_makes_a_run_longer(command: Command, tmp_path: Path) -> Non
     assert json.loads(command("runs", "show", "x", "--json").out)["rounds"] == 3
     for words in (["--rounds", "3"], []):
         again = command("run", "--resume", "x", *words)
-        assert (again.code, again.err) == (0, "x is finished: there is nothing to go on with\n")
+        assert (again.code, again.err) == (0, "x is finished; to make it longer: --rounds N\n")
     resumed = [event for event in RunFolder(tmp_path / "x").events.read() if event["event"] == "resumed"]
     assert [(event["round"], event["rounds"]) for event in resumed] == [(2, 3)]
 

@@ -18,6 +18,7 @@ from mutua.reports.tables import Bytes, Cell, Points, Table
 from mutua.reports.words import compared, listed, serves_global, what_was_run
 from mutua.spec import PathLike
 from mutua.stats import Difference, Spread
+from mutua.text import some
 
 if TYPE_CHECKING:
     from mutua.federation import Federation
@@ -122,7 +123,12 @@ def _colours(study: Study) -> dict[str, str]:
 
 
 def _notes(study: Study) -> Iterator[str]:
-    """What the runs have said about their data."""
+    """Who has opted out, and what the runs have said about their data."""
+    first = study.runs[0]
+    out = [one for one in (first.summary or {}).get("clients", ()) if one.get("opted_out")]
+    if out:
+        whom = some([f"{one['id']} {one['opted_out']} of {one['samples']}" for one in out], verdicts.MOST)
+        yield f"Training samples that are opted out, with seed {first.seed}: {whom}."
     for note in dict.fromkeys(note for run in study.runs for note in run.notes):
         yield f"Note: {note}."
 

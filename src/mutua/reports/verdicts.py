@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from mutua.reports.reading import Run, Study
 from mutua.reports.tables import Cell, Points, Table
+from mutua.reports.words import listed
 from mutua.stats import Difference, Spread
 
 WORDS = {"holds": "better off", "does not hold": "worse off", "cannot tell": "cannot tell"}
@@ -54,6 +55,18 @@ def _accuracy(run: Run, client: str) -> float | None:
     return None if client in run.untrained else run.clients.get(client, {}).get("predictor")
 
 
+def _trains_longer(study: Study, label: str) -> bool:
+    """Whether clients train until validation says stop, and those alone only as many rounds."""
+    run = study.of(label)[0]
+    rival = study.alone(run)
+    return rival is not None and bool(_patience(run)) and not _patience(rival)
+
+
+def _patience(run: Run) -> Any:
+    method = run.section("method")
+    return method.get("patience") if isinstance(method, Mapping) else None
+
+
 def section(study: Study) -> Iterator[str | Table]:
     """The blocks of the report's first section: a sentence per label, then a row per client."""
     labels = [label for label in study.labels if study.method(label) not in ALONE and study.clients(label)]
@@ -79,6 +92,14 @@ def section(study: Study) -> Iterator[str | Table]:
             "by the model that it serves with, on its own test data: accuracy in %, difference in points",
             f"the 95 % interval is {over}; better or worse off: all of it is above or below 0",
         ]
+        if len(study.seeds) == 2:
+            remarks.append("two seeds make it very wide: with three or more it can tell smaller differences")
+        longer = [label for label, mine in found.items() if mine and _trains_longer(study, label)]
+        if longer:
+            remarks.append(
+                f"{listed(longer)}: trained on after the last round until validation says stop; alone did not; "
+                "to be fair to it, compare with independent:patience=10"
+            )
         if any(len(mine) > MOST for mine in found.values()):
             remarks.append(f"of methods with more than {MOST} clients only those that are worse off are listed")
         heads = ("joined", "alone", "difference", "from", "to")

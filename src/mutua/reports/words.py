@@ -58,14 +58,15 @@ def _data_words(run: Run) -> str:
     if run.made_in_python:
         return "data given as objects in Python"
     if (entries := run.section("clients")) is not None:
-        return listed(dict.fromkeys(_source(entry["data"]) for entry in entries)) + ", each client its own"
-    data, partition = dict(run.section("data") or {}), dict(run.section("partition") or {})
-    said = _source(data)
-    if (many := data.get("samples_per_client")) is not None:
-        said += f" ({many} samples a client)"
-    kind = partition.pop("kind", "unknown")
-    partition.pop("clients", None)
-    said += f", dealt by {kind}" + (f" ({_words(partition)})" if partition else "")
+        said = listed(dict.fromkeys(_source(entry["data"]) for entry in entries)) + ", each client its own"
+    else:
+        data, partition = dict(run.section("data") or {}), dict(run.section("partition") or {})
+        said = _source(data)
+        if (many := data.get("samples_per_client")) is not None:
+            said += f" ({many} samples a client)"
+        kind = partition.pop("kind", "unknown")
+        partition.pop("clients", None)
+        said += f", dealt by {kind}" + (f" ({_words(partition)})" if partition else "")
     if public := run.section("public"):
         said += f", with a public set ({_words(public)})"
     if opt_out := run.section("opt_out"):

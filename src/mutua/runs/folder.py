@@ -66,6 +66,7 @@ from mutua.runs.inputs import Inputs, Show, changed_fields, inputs, listed, reci
 from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
 from mutua.spec import PathLike, local_path
+from mutua.text import some
 
 BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "participation.csv", "lock")
 
@@ -107,12 +108,14 @@ class RunFolder:
         self._lock: Lock | None = None
 
     @classmethod
-    def create(cls, name: str, seed: int, out: PathLike | None = None, under: PathLike = "runs") -> RunFolder:
+    def create(
+        cls, name: str, seed: int, out: PathLike | None = None, under: PathLike = "runs", field: str = "--out"
+    ) -> RunFolder:
         """A new folder: `out`, which is empty or of a run that was killed before it began, else a dated one."""
-        folder = cls(dated(name, f"-{seed}", under) if out is None else new_folder(out, but=_not_begun))
-        folder._lock = Lock(folder.path, "--out")
+        folder = cls(dated(name, f"-{seed}", under) if out is None else new_folder(out, _not_begun, field))
+        folder._lock = Lock(folder.path, field)
         try:
-            new_folder(folder.path, but=_not_begun)  # a run may have begun and ended there meanwhile
+            new_folder(folder.path, _not_begun, field)  # a run may have begun and ended there meanwhile
             for table in folder._tables:
                 table.begin()
             sync(folder.path.parent)
@@ -152,8 +155,10 @@ class RunFolder:
         """A folder that a run has left."""
         path = local_path(path, "RUN")
         if not (path / "run.json").is_file():
-            what = "has no run.json: it is not a finished run's folder" if path.is_dir() else "is not a folder"
-            raise InputError(f"RUN: {path} {what}; give the folder that 'mutua run' named")
+            what = "has no run.json: it is not a finished run's folder"
+            if (path / "recipe.yaml").is_file():
+                raise InputError(f"RUN: {path}: the run is not finished; to go on: mutua run --resume {path}")
+            raise no_run(path, what)
         return cls(path)
 
     @property
@@ -555,12 +560,12 @@ class RunFolder:
         places = sorted([*self.path.glob("clients/*/card.json"), *self.path.glob("newcomers/*/card.json")])
         return {card.parent.name: card.parent for card in places}
 
-    def client(self, client_id: str) -> SavedModel:
+    def client(self, client_id: str, field: str = "--client") -> SavedModel:
         """The model that this client serves with."""
         known = self.clients()
         if client_id not in known:
             there = ", ".join(known) or "none"
-            raise InputError(f"--client: '{client_id}' is not in {self.path}; there are {there}")
+            raise InputError(f"{field}: '{client_id}' is not in {self.path}; there are {there}")
         return SavedModel(known[client_id])
 
     def shared(self) -> SavedModel:
@@ -589,18 +594,28 @@ def command() -> str | None:
     return shlex.join(["mutua", *words]) if Path(program).stem == "mutua" else None
 
 
-def new_folder(path: PathLike, but: Callable[[Path], bool] = lambda _: False) -> Path:
+def new_folder(path: PathLike, but: Callable[[Path], bool] = lambda _: False, field: str = "--out") -> Path:
     """A folder that was not there or is empty `but` for such files; any other is refused: nothing is lost."""
-    path = local_path(path, "--out")
+    path = local_path(path, field)
     try:
         if path.is_dir() and not all(map(but, path.iterdir())):
-            raise InputError(f"--out: {path} is there already and not empty; name another or remove it")
+            raise InputError(f"{field}: {path} is there already and not empty; name another or remove it")
         if path.exists() and not path.is_dir():
-            raise InputError(f"--out: {path} is a file; name a folder")
+            raise InputError(f"{field}: {path} is a file; name a folder")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _no_place(path, error) from None
+        raise _no_place(path, error, field) from None
     return path
+
+
+def no_run(path: Path, what: str) -> InputError:
+    """Says that this is no run's folder: that there is none, that it is a comparison's, or else `what`."""
+    if not path.is_dir():
+        what = "is not a folder"
+    elif (path / "comparison.json").is_file():
+        runs = some([found.parent.name for found in sorted(path.glob("*/run.json"))])
+        return InputError(f"RUN: {path} is a comparison; give one of its runs ({runs})")
+    return InputError(f"RUN: {path} {what}; give the folder that 'mutua run' named")
 
 
 def _not_begun(path: Path) -> bool:
@@ -617,8 +632,8 @@ def _not_begun(path: Path) -> bool:
         return False
 
 
-def _no_place(path: Path, error: OSError) -> InputError:
-    return InputError(f"--out: cannot write to {path}: {error.strerror}; name another place")
+def _no_place(path: Path, error: OSError, field: str = "--out") -> InputError:
+    return InputError(f"{field}: cannot write to {path}: {error.strerror}; name another place")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from mutua.errors import InputError, line
 from mutua.explain import explain
 from mutua.methods import base
 from mutua.runs.files import in_use, size
-from mutua.runs.folder import RunFolder
+from mutua.runs.folder import RunFolder, no_run
 from mutua.runs.inputs import changed_fields
 from mutua.sections import Checkpoints as Settings
 from mutua.spec import PathLike, local_path
@@ -44,7 +44,7 @@ class Overview:
         except (OSError, ValueError):
             found = text = None
         if not isinstance(found, dict) or text is None:
-            raise InputError(f"RUN: {path} has no readable recipe.yaml; give the folder that 'mutua run' named")
+            raise no_run(folder.path, "has no readable recipe.yaml")
         recorded = folder.recorded
         try:
             recipe = found if recorded is None else untrusted.from_yaml(recorded)
