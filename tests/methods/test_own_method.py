@@ -29,7 +29,7 @@ RECIPE = {
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    (block,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    block = "\n".join(re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL))
     assert len(block.splitlines()) <= 60
     (tmp_path / "my_methods.py").write_text(block)
     monkeypatch.chdir(tmp_path)
@@ -55,6 +55,12 @@ def test_a_method_in_a_users_file_runs_by_its_path_and_does_what_it_says(run, ca
     plain, without = run(name="fedavg"), run(name="my_methods:FedAvgM", momentum=0.0)
     assert same(plain, without)
     assert not same(plain, run(name="my_methods:FedAvgM", momentum=0.9))
+
+
+def test_an_objective_in_a_users_file_is_what_clients_minimise(run, capsys):
+    plain = run(name="fedavg")
+    assert same(plain, run(name="my_methods:Smoothed", smoothing=0.0))
+    assert not same(plain, run(name="my_methods:Smoothed", smoothing=0.3))
 
 
 def test_it_goes_by_its_own_name(run, capsys, monkeypatch, tmp_path):
