@@ -436,3 +436,56 @@ def test_what_is_opted_out_does_not_decide_whether_a_merge_is_undone(
     calm, wild = told(0.0), told(3e38)
     assert refused(calm) == [] and (5, "a") in refused(wild)
     assert identical(wild.server.state["global"], calm.server.state["global"])
+
+
+PRIVATE = {"privacy": Privacy(clip=1.0, noise=1e-3)}
+
+
+@pytest.mark.parametrize(("more", "there"), [({}, True), ({"min_replies": 3}, False), (PRIVATE, False)])
+def test_what_a_merge_could_be_undone_to_is_kept_only_where_it_may_be(
+    more: dict[str, Any], there: bool, members: Members, simulate: Simulate
+) -> None:
+    """Not of too few replies; nor under privacy, where both would have to be counted."""
+    run = simulate(FML(), members(), tamper=times(100.0, 2), **PLAN, **more)
+    (after,) = (e.standing for e in run.events if isinstance(e, Reached) and e.standing.round == 2)
+    assert ("guard spare global" in after.server) == there
+
+
+def test_under_privacy_no_reply_is_refused_for_its_length(members: Members, simulate: Simulate) -> None:
+    """Updates are bounded: how they differ beyond that is not to be told."""
+    run = simulate(FML(), members(), tamper=times(1e4, 2), **PLAN, **PRIVATE)
+    assert refused(run) == [] and run.participation.merged[2] == 3
+
+
+def test_under_privacy_a_client_that_diverges_keeps_its_state_and_replies_all_the_same(
+    members: Members, simulate: Simulate, identical: Identical
+) -> None:
+    class Sick(FML):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            reply = super().train(client, brief)
+            if (client.client.id, client.round) == ("b", 2):
+                client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
+            return reply
+
+    run = simulate(Sick(), members(), **PLAN, **PRIVATE)
+    assert refused(run) == [] and run.participation.merged == dict.fromkeys(range(1, 5), 3)
+    assert same(run.engine.kept[2, "b"], run.engine.kept[1, "b"], identical)
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("at_once", [True, False])
+def test_who_is_refused_late_counts_as_refused_once(at_once: bool, members: Members, simulate: Simulate) -> None:
+    """When its merge is not finite, or when others diverge on it."""
+
+    class Odd(FML):
+        def merge(self, server: Any, replies: Any) -> None:
+            super().merge(server, replies)
+            if at_once and "c" in replies and float(replies["c"].arrays("meme")["head.bias"].abs().max()) > 1e9:
+                server.state["global"] = {k: a * float("nan") for k, a in server.state["global"].items()}
+
+    run = simulate(Odd(), members(), tamper=times(1e30, 2), **PLAN)
+    assert run.participation.merged == {1: 3, 2: 2, 3: 3, 4: 3}
+    mine = run.participation.of("c")
+    assert (mine.asked, mine.answered, list(mine.refused.values())) == (4, 3, [[2]])
+    outcomes = [turn.outcome for turn in run.participation if turn[:2] == (2, "c")]
+    assert outcomes == (["refused"] if at_once else ["merged", "undone"])
