@@ -328,6 +328,17 @@ def test_with_one_seed_a_verdict_rests_on_the_test_samples(copied: Path) -> None
     assert "over test samples" in " ".join(table.remarks)
 
 
+def test_the_intervals_of_a_method_with_fewer_seeds_are_said_to_be_what_they_are(copied: Path) -> None:
+    shutil.rmtree(copied / "fml-1")
+    [table] = [table for table in report(read(copied)).tables if table.name == "verdicts"]
+    assert "Student's t over seeds or, where there is one seed, over test samples" in " ".join(table.remarks)
+    for method in METHODS[1:3]:
+        for seed in SEEDS[1:]:
+            shutil.rmtree(copied / f"{method.replace(':', '-')}-{seed}")
+    [table] = [table for table in report(read(copied)).tables if table.name == "verdicts"]
+    assert "the 95 % interval is over test samples" in " ".join(table.remarks)
+
+
 def test_a_run_without_one_alone_says_how_to_get_its_verdicts(compared: Path) -> None:
     made = report(read(compared / "fml-0"))
     [told] = made.sections[0].blocks

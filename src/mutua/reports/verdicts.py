@@ -42,7 +42,8 @@ def verdicts(study: Study, label: str) -> list[ClientVerdict]:
         if not known:
             continue
         joined, alone = ([pair[i] for pair in known] for i in (0, 1))
-        samples = pairs[0][0].clients[client].get("test_samples")
+        only = next(run for (run, _), pair in zip(pairs, both, strict=True) if None not in pair)
+        samples = only.clients[client].get("test_samples")
         if len(known) == 1 and samples:
             difference = Difference.of_shares(joined[0], alone[0], int(samples))
         else:
@@ -87,7 +88,10 @@ def section(study: Study) -> Iterator[str | Table]:
             points = (Points(value) for value in (one.difference.mean, one.difference.low, one.difference.high))
             rows.append((one.client, label, one.word, one.joined, one.alone, *points))
     if rows:
-        over = "Student's t over seeds" if len(study.seeds) > 1 else "over test samples (Agresti and Caffo)"
+        seeds = {one.difference.n for mine in found.values() for one in mine}
+        ways = ["Student's t over seeds"] * (max(seeds) > 1)
+        ways += ["over test samples (Agresti and Caffo)"] * (1 in seeds)
+        over = " or, where there is one seed, ".join(ways)
         remarks = [
             "by the model that it serves with, on its own test data: accuracy in %, difference in points",
             f"the 95 % interval is {over}; better or worse off: all of it is above or below 0",
