@@ -201,7 +201,7 @@ to get it: mutua data get cifar10
 $ mutua run tiny.yaml --set 'data={name: arrays}'
 data: path: missing; data 'arrays' needs the path of its array file (.npz)
 $ mutua run tiny.yaml --set 'data={name: arrays, path: none.npz}'
-data: none.npz: not found; check the path
+data: none.npz: not found; check the path, which counts from the folder where you are
 $ mutua run tiny.yaml --set 'data={name: arrays, path: text.npz}'
 data: text.npz: not a readable array file (.npz)
 $ mutua run tiny.yaml --set 'data={name: arrays, path: objects.npz}'

@@ -242,7 +242,7 @@ def test_a_full_disk_is_one_line_and_the_history_is_kept(tiny: dict[str, Any], t
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(caught.value)
     assert {row["round"] for row in rows(folder.path / "history.csv")} == {"0", "1"}
-    with pytest.raises(InputError, match=r"not a finished run"):
+    with pytest.raises(InputError, match=r"the run is not finished; to go on"):
         RunFolder.open(folder.path)
 
 

@@ -62,7 +62,8 @@ def _reading(path: Path, what: str) -> Iterator[None]:
     except (InputError, MemoryError):
         raise
     except FileNotFoundError:
-        raise InputError(f"{path}: not found; check the path") from None
+        where = "" if path.is_absolute() else ", which counts from the folder where you are"
+        raise InputError(f"{path}: not found; check the path{where}") from None
     except IsADirectoryError:
         raise InputError(f"{path}: a folder, not {what}; give a file") from None
     except Exception as error:  # zip, zlib, gzip, tar, pickle and Pillow each raise kinds of their own
