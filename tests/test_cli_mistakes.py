@@ -163,7 +163,7 @@ partition.clients: 100 clients for 42 training samples; give at most 42
 $ mutua run tiny.yaml --set 'partition={kind: shards, clients: 2, shards_per_client: 11}'
 partition.shards_per_client: 11, but the training data has
 $ mutua run tiny.yaml --set 'models.clients=[mlp, mlp, mlp]'
-models: 3 for 2 clients; give one for all or one a client
+models: 3 for 2 clients; give one for all or one per client
 $ mutua run tiny.yaml --set 'models.global={name: "desk_nets:headless", share: body}' --set models.clients=mlp
 has no head; name its last layer 'head' or share 'all'
 $ mutua run tiny.yaml --set 'models={clients: mlp}'
@@ -183,7 +183,7 @@ cannot be imported: SyntaxError: invalid syntax
 $ mutua run tiny.yaml --set models.clients=desk_nets:raises
 client c0: model desk_nets:raises cannot be built: RuntimeError: no luck today
 $ mutua run tiny.yaml --set models.clients=desk_nets:narrow
-gives (2, 3) for two samples; it must give (2, 10), one score a class
+gives (2, 3) for two samples; it must give (2, 10), one score per class
 $ mutua run tiny.yaml --set models.clients=desk_nets:number
 made a int; it must make an nn.Module
 $ mutua run tiny.yaml --set models.clients=desk_nets:greedy

@@ -264,7 +264,7 @@ class Federation:
     ) -> Federation:
         """A federation of arrays or tensors, dealt to clients by a partition.
 
-        `models` is one model for all or one a client: a name, a factory or class, or an `nn.Module`.
+        `models` is one model for all or one per client: a name, a factory or class, or an `nn.Module`.
         Without `test` a stratified part of the data is set aside (`split`). `opted_out` is true for each sample
         that is kept out of the federation. `layout` says where the channels are, where their number does not;
         `channels` 3 makes grey images RGB. `public` is what everybody knows, for methods that need it: a share of
@@ -576,7 +576,7 @@ def _tried(client: Client, role: str, architecture: Architecture) -> tuple[torch
     expected = (2, len(client.task.classes))
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != expected:
         found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score a class")
+        raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score per class")
     return module, out
 
 
@@ -610,10 +610,10 @@ def _split(given: Split | Mapping[str, Any] | None) -> Split:
 def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:
     """One architecture a client; equal ones are one object."""
     if models is None:
-        raise InputError("models: missing; name one for all clients or one a client")
+        raise InputError("models: missing; name one for all clients or one per client")
     if isinstance(models, list | tuple):
         if len(models) != len(ids):
-            raise InputError(f"models: {len(models)} for {len(ids)} clients; give one for all or one a client")
+            raise InputError(f"models: {len(models)} for {len(ids)} clients; give one for all or one per client")
         known: list[Architecture] = []
         for model in map(Architecture.of, models):
             known.append(next((k for k in known if k == model), model))

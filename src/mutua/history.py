@@ -1,4 +1,4 @@
-"""The history of a run: one row a number, and which of them are reported."""
+"""The history of a run: one row per number, and which of them are reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rows that are only added to: what history, ledger and participation are made of.
 
-In memory they are columns, 8 to 16 bytes a row: a round, one number for all that repeats (client, model, metric
+In memory they are columns, 8 to 16 bytes per row: a round, one number for all that repeats (client, model, metric
 and so on) and, where rows have one, a value. Once a file holds them, the oldest need not stay in memory at all.
 """
 

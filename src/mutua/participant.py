@@ -131,7 +131,7 @@ class Participant:
         return self.modules.get(name, architecture, self.client, self.state[name])
 
     def scorer(self, name: str, architecture: Architecture) -> nn.Module:
-        """A model of the store that gives one number a sample; made of the client's seed when first asked for."""
+        """A model of the store that gives one number per sample, made of the client's seed when first asked."""
         if name not in self.state:
             seed = derive(self._seed, name, "initialisation")
             self.state[name] = _copy(build(architecture, self.client, seed, classes=1))

@@ -86,7 +86,7 @@ OneOrEach = Annotated[
 
 
 class Models(_Section):
-    """The global's architecture, and one for all clients or one a client."""
+    """The global's architecture, and one for all clients or one per client."""
 
     global_model: Architecture | None = Field(None, alias="global")
     clients: OneOrEach | None = None

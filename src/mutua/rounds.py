@@ -29,7 +29,7 @@ from mutua.topology import Topology
 Briefs = Mapping[str, Message | None]
 Replies = Mapping[str, Reply | Fault]
 Verb = Callable[[int, Briefs], Replies]
-"""What came of the clients' work; of whom there is nothing, nothing has come."""
+"""By client id, what came of its work; a missing client sent nothing."""
 
 TOO_LONG = 10
 """A reply is refused unseen if it is so many times as long as the method says a reply is."""

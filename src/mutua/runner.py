@@ -47,7 +47,7 @@ def run(
     `method` is an object, or a name for one with its defaults: mutua.methods.FML(alpha=0.3), "fml".
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once:
-    if not given one a core, or one in all on a GPU. On CPUs it changes no byte of the result. `faults` make
+    if not given, one per core, or one in all on a GPU. On CPUs it changes no byte of the result. `faults` make
     clients fail on purpose. A callback is called with every event of the run. `progress` shows on stderr how far
     it has come: a bar in a terminal, else a line for each evaluation; the log `mutua` tells the same.
     """

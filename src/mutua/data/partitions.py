@@ -234,7 +234,7 @@ class Majority(_Counted):
         left = supply - counts.sum(axis=0)
         if left.min() < 0:
             return None
-        # What does not divide goes, one sample a class, to the classes with the most left.
+        # What does not divide goes, one sample per class, to the classes with the most left.
         extra = np.zeros_like(major)
         for k in rng.permutation(len(major)):
             order = np.lexsort((rng.random(len(left)), -left))
@@ -274,7 +274,7 @@ def _relieve(scarce: int, extra: np.ndarray, left: np.ndarray, major: np.ndarray
 
 
 class Domains(_Seeded):
-    """One client a domain of the source."""
+    """One client per domain of the source."""
 
     kind: Literal["domains"] = "domains"
 

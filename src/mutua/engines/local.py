@@ -1,4 +1,4 @@
-"""The local engine: every client on this machine, in this process or in a worker a core."""
+"""The local engine: every client on this machine, in this process or in one worker per core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LocalEngine:
     """Clients work on one thread each, so a run's bytes do not depend on the number of workers or cores."""
 
     workers: int | None = field(default=1, kw_only=True)
-    """How many clients work at once; None is one a core, and one by one on a GPU."""
+    """How many clients work at once; None is one per core, and one by one on a GPU."""
     _crew: Workers | None = field(default=None, init=False)
 
     def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
@@ -147,7 +147,7 @@ class LocalEngine:
         return {client: replies[client] for client in briefs}
 
     def _tasks(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[Task]:
-        """A task a client, which is likely to cost what it cost last time, or what others like it did."""
+        """One task per client, which is likely to cost what it cost last time, or what others like it did."""
         alike = [seconds for (kind, _), seconds in self._seconds.items() if kind == what]
         usual = fmean(alike) if alike else 0.0
         deadline = None if what == "score" else self.job.plan.deadline

@@ -72,7 +72,7 @@ Answer = tuple[Parcel | Exception, Span]
 
 
 def cores() -> int:
-    """How many workers a run has unless told otherwise: one a core that this process may use."""
+    """How many workers a run has unless told otherwise: one per core that this process may use."""
     if not can_fork():
         return 1
     try:  # a container's share, such as "150000 100000": one and a half
@@ -91,7 +91,7 @@ def can_fork() -> bool:
 class Workers:
     """Does tasks by a function that the workers inherit with all that it holds, data included.
 
-    Near the end of a list, where fewer than two tasks a core are left, all of them have begun and take turns on
+    Near the end of a list, where fewer than two tasks per core are left, all of them have begun and take turns on
     the cores, those first that have most left to do: five equal tasks take two cores two and a half times as long
     as one, not three. That is why there are nearly twice as many processes as cores.
 

@@ -101,7 +101,7 @@ class FedH2L(Method):
         return self._signal(client, model)
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
-        """Probabilities, one row a sample of its public batch, must sum to 1, and an accuracy lie in [0, 1]."""
+        """Probabilities, one row per sample of its public batch, must sum to 1, and an accuracy lie in [0, 1]."""
         assert server.public is not None
         if "public" not in reply or list(reply.arrays("public")) != [""]:
             raise Refused("it holds no probabilities 'public'")

@@ -87,7 +87,7 @@ class FedMD(Method):
         return Message(public=Part(Kind.SCORES, {"": scores}))
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
-        """Scores must be finite rows, one number a class."""
+        """Scores must be finite rows, one number per class."""
         if "public" not in reply or list(reply.arrays("public")) != [""]:
             raise Refused("it holds no scores 'public'")
         scores = reply.arrays("public")[""]
