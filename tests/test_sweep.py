@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -348,3 +349,19 @@ def test_a_link_in_a_comparisons_folder_is_refused(gridded: Command, tmp_path: P
     done = gridded("compare", "grid.yaml", "--seeds", "0", "--out", "out")
     assert done.code == 2 and "out/lock is a link or a device" in done.err
     assert outside.read_text() == "precious"
+
+
+def test_other_data_than_the_finished_runs_had_is_refused(command: Command) -> None:
+    """New runs trained on the new data beside finished ones on the old, and nobody was told."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60, 8, 8), np.uint8), np.arange(60) % 2
+    np.savez("mine.npz", x=x, y=y)
+    data = ("--set", "data={name: arrays, path: mine.npz}", "--set", "partition={kind: iid, clients: 2}")
+    words = ("compare", "tiny.yaml", *data, "--workers", "1", "--out", "x", "--methods", "fml,fedavg")
+    assert command(*words, "--seeds", "0").code == 0
+    assert command(*words, "--seeds", "0,1").code == 0  # the same data: the rest is run
+    x[7, 0, 0] ^= 1
+    np.savez("mine.npz", x=x, y=y)
+    done = command(*words, "--seeds", "0,1,2")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert "--out: x/fml-0 began otherwise: the " in done.err and "has changed; name another folder" in done.err

@@ -36,6 +36,7 @@ from mutua.runner import prepared
 from mutua.runs.execute import execute
 from mutua.runs.files import ASIDE, Lock, plain, together
 from mutua.runs.folder import RunFolder, new_folder
+from mutua.runs.inputs import inputs, listed
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.spec import PathLike, local_path
 from mutua.stopping import announce, forking, heed, ignore, orderly, quiet
@@ -77,6 +78,15 @@ class Planned:
         """A newcomer's accuracy on its own test data: alone, or when it has joined in this way."""
         found = read_joined(self.path / "newcomers" / (how if how in HOWS else HOWS[0]))
         return found.accuracy.get("predictor" if how in HOWS else "alone")
+
+    def check_inputs(self, federation: Federation) -> None:
+        """Refuse what is not as it was when this run began: runs on other data cannot be compared with it."""
+        was = RunFolder(self.path).made_of if self.path.is_dir() else None
+        if was is None:
+            return
+        learned = without_last(federation)[0] if self.newcomer else federation
+        if changes := was.changed(inputs(self.recipe, learned)):
+            raise InputError(f"--out: {self.path} began otherwise: {listed(changes)}; name another folder for it")
 
     @property
     def method(self) -> str:
@@ -170,14 +180,19 @@ class Sweep:
     def check(self, data_dir: PathLike | None, field: str) -> None:
         """Refuse, before anything runs, what cannot; `field` is where the cells come from."""
         self.check_recipes()
+        if len(self.finished) == len(self.runs):
+            return
         held: tuple[Any, Federation | None] = None, None
         for run in self.runs:
-            if run.finished or run.seed != self.runs[0].seed:
+            if run.seed != self.runs[0].seed:
                 continue
             key = [getattr(run.recipe, name) for name in FEDERATION]
             if held[0] != key:
                 held = key, run.recipe.federation(data_dir)
             assert held[1] is not None
+            run.check_inputs(held[1])
+            if run.finished:
+                continue
             try:
                 prepared(run.recipe.method, held[1], run.recipe)
             except InputError as error:

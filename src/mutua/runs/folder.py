@@ -181,7 +181,7 @@ class RunFolder:
     def recorded(self) -> str | None:
         """The recipe as it was executed, by the run's record or newest checkpoint: recipe.yaml may be edited."""
         told = self.record.recipe if self.finished else None
-        return told or (None if self._was is None else self._was.recipe)
+        return told or (None if self.made_of is None else self.made_of.recipe)
 
     def _take_up(self) -> None:
         """Find where the run stands. What is not whole is said and stepped over: the run makes it again."""
@@ -230,7 +230,7 @@ class RunFolder:
 
     def _agreed(self, rounds: int | None) -> Recipe:
         """The recipe as the run began with it, but for `rounds`; if it was edited, that is refused or accepted."""
-        recipe, was, newest = self._read_recipe(), self._was, self.checkpoints.newest
+        recipe, was, newest = self._read_recipe(), self.made_of, self.checkpoints.newest
         if was is None:
             if rounds is not None and (newest is not None or self.finished):
                 why = "an older mutua wrote its checkpoint" if newest else "its checkpoints are gone"
@@ -284,7 +284,7 @@ class RunFolder:
             self.notes.append("newcomers/: they joined the shorter run, and know nothing of the rounds to come")
 
     @property
-    def _was(self) -> Inputs | None:
+    def made_of(self) -> Inputs | None:
         """What the run was made of when it was saved."""
         return None if self.checkpoints.newest is None else self.checkpoints.newest.inputs
 
@@ -312,9 +312,9 @@ class RunFolder:
                 "begun", schema=SCHEMA, **about, clients=clients, versions=versions(), command=command()
             )
             return Standing()
-        if self._was is not None:
-            self._changed(self._was.changed(self._inputs))
-            earlier = self._was.accepted
+        if self.made_of is not None:
+            self._changed(self.made_of.changed(self._inputs))
+            earlier = self.made_of.accepted
             self._inputs = self._inputs.model_copy(update={"accepted": (*earlier, *self._accepted)})
         self.notes += (f"accepted {change}" for change in self._accepted)
         if self._longer:
