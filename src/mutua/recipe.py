@@ -264,8 +264,13 @@ class Recipe(Plan):
         return list(dict.fromkeys(name for name in names if ":" in name))
 
     def dump(self) -> str:
-        """The full recipe as YAML, defaults filled in."""
-        tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """The full recipe as YAML, defaults filled in but for those of `clients`: there may be thousands."""
+        tree = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"clients"})
+        if self.clients is not None:
+            tree["clients"] = [
+                entry.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+                for entry in self.clients
+            ]
         # What is done, then how long and how fast: as people write it.
         order = sorted(tree, key=lambda field: field in Plan.model_fields)
         return yaml.safe_dump({field: tree[field] for field in order}, sort_keys=False, allow_unicode=True)

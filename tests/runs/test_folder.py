@@ -18,9 +18,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import mutua
+from mutua import untrusted
 from mutua.errors import InputError, RunError
 from mutua.methods import base
 from mutua.recipe import Recipe
+from mutua.runs import folder
 from mutua.runs.execute import execute
 from mutua.runs.files import to_json
 from mutua.runs.folder import RunFolder, dated, filling, new_folder
@@ -503,3 +505,18 @@ def test_a_recipe_in_another_alphabet(tiny: dict[str, Any], tmp_path: Path) -> N
     folder.write_recipe(Recipe.of({**tiny, "data": {"name": "arrays", "path": "größe.npz"}}))
     written = yaml.safe_load((folder.path / "recipe.yaml").read_text(encoding="utf-8"))
     assert written["data"]["path"] == "größe.npz"
+
+
+def test_a_recipe_of_thousands_of_clients_can_be_read_again_or_is_refused(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every client's defaults filled in, a recipe that could be read became one that could not."""
+    data = [{"name": "arrays", "path": f"site-{i}.npz"} for i in range(4000)]
+    entries = [{"id": f"c{i}", "data": mine, "model": "mlp"} for i, mine in enumerate(data)]
+    recipe = Recipe.of({"clients": entries, "method": "fml", "models": {"global": "mlp"}})
+    assert Recipe.of(untrusted.from_yaml(recipe.dump())) == recipe
+    monkeypatch.setattr(folder, "LONG_RECIPE", 0)
+    monkeypatch.setattr(untrusted, "NODES", 60)
+    done = command("run", "tiny.yaml", "--out", "x")
+    assert done.code == 2 and "recipe: filled in with its defaults it could not be read again (" in done.err
+    assert "data and partition" in done.err and not (tmp_path / "x").exists()

@@ -68,6 +68,8 @@ from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, rea
 from mutua.spec import PathLike, local_path
 from mutua.text import some
 
+LONG_RECIPE = 2**18
+"""Shorter ones, in characters, are within the limits of what is read."""
 BEGUN = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "participation.csv", "lock")
 
 
@@ -440,8 +442,17 @@ class RunFolder:
         return Marks(history=history.mark, ledger=ledger.mark, participation=participation.mark)
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """The full recipe, defaults filled in."""
-        write(self.path / "recipe.yaml", recipe.dump())
+        """The full recipe, defaults filled in; refused where nobody could read it again."""
+        text = recipe.dump()
+        try:
+            if len(text) > LONG_RECIPE:
+                untrusted.from_yaml(text)
+        except untrusted.Unreadable as error:
+            raise InputError(
+                f"recipe: filled in with its defaults it could not be read again ({error}); "
+                "have fewer clients, or deal one set of data to them (data and partition)"
+            ) from None
+        write(self.path / "recipe.yaml", text)
 
     def keep(self, result: Result, recipe: str) -> None:
         """All of a run that went on elsewhere, in Python, as if it had been recorded here."""
