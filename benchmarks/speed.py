@@ -150,6 +150,7 @@ def fml(
         callbacks=callbacks,
         evaluate_every=evaluate_every,
         workers=workers,
+        progress=False,
     )
 
 
