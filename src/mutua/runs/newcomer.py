@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from mutua.message import Message, weights
 from mutua.methods import Independent
 from mutua.methods.base import How
 from mutua.models import Architecture
-from mutua.modules import Modules
+from mutua.modules import Modules, one_thread
 from mutua.participant import EarlyStopping, Job, Participant
 from mutua.plan import Plan
 from mutua.result import expect
@@ -88,7 +86,7 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     modules = Modules(torch.device("cpu"))
     newcomer = Participant(Job(method, plan, architecture), client, {}, plan.rounds + 1, modules)
 
-    with filling(out) as folder, _one_thread():
+    with filling(out) as folder, one_thread():
         accuracy = {"global": _accuracy(newcomer.fork(brief), client)} if architecture.share == "all" else {}
         method.personalise(newcomer, brief, how)
         predictor = method.predictor(newcomer, brief)
@@ -175,14 +173,3 @@ def _alone(plan: Plan, client: Client, modules: Modules, until: EarlyStopping) -
 
 def _accuracy(model: nn.Module, client: Client) -> float | None:
     return measure(model, client.test, client.task)["accuracy"]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in a run: small models gain nothing from more threads, and the bytes do not depend on their number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
