@@ -1,0 +1,103 @@
+"""What every method gives for one tiny recipe, as hashes: the same before and after a change that changes nothing.
+
+    python tools/fingerprints.py > before.json        # on the old tree
+    python tools/fingerprints.py --against before.json # on the new one
+
+It goes through the command line, so it works on any tree. The bytes are of one processor and one version of torch:
+compare on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+RECIPE = """
+name: fingerprint
+data: {name: mnist5k, samples_per_client: 60}
+partition: {kind: shards, clients: 4, shards_per_client: 3}
+models: {global: cnn1, clients: [mlp, cnn1, mlp, cnn1]}
+rounds: 3
+steps: 3
+batch_size: 16
+client_fraction: 0.75
+optimizer: {name: sgd, lr: 0.05, momentum: 0.9}
+seed: 7
+"""
+MORE = {
+    "fedmd": "public: {share: 0.2}\n",
+    "fedh2l": "public: {share: 0.2}\n",
+    "aggregated": "public: {share: 0.2}\n",
+    "mixture": "opt_out: {samples: 0.3}\n",
+}
+METHODS = [
+    "aggregated",
+    "centralised",
+    "dml",
+    "fedavg",
+    "fedh2l",
+    "fedmd",
+    "fedprox",
+    "finetuned",
+    "fml",
+    "fmlu",
+    "independent",
+    "mixture",
+]
+
+
+def hashes(run: Path) -> dict[str, str]:
+    """Of the global, of all that clients keep, of history and of ledger."""
+    groups = {
+        "global": sorted(run.glob("global/*.safetensors")),
+        "clients": sorted(run.glob("clients/*/*.safetensors")),
+        "history": [run / "history.csv"],
+        "ledger": [run / "ledger.csv"],
+    }
+    found = {}
+    for name, files in groups.items():
+        digest = hashlib.sha256()
+        for file in files:
+            digest.update(str(file.relative_to(run)).encode())
+            digest.update(file.read_bytes())
+        found[name] = digest.hexdigest()[:16] if files else "none"
+    return found
+
+
+def main() -> None:
+    """Print the hashes, or how they differ from earlier ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="what an earlier call printed")
+    parser.add_argument("--workers", default="1,2", help="each number of workers to run with (default: 1,2)")
+    given = parser.parse_args()
+    made: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for method in METHODS:
+            recipe = Path(place) / f"{method}.yaml"
+            recipe.write_text(f"{RECIPE}method: {method}\n{MORE.get(method, '')}")
+            for workers in given.workers.split(","):
+                run = Path(place) / f"{method}-{workers}"
+                words = ["run", str(recipe), "--out", str(run), "--workers", workers]
+                subprocess.run(
+                    [sys.executable, "-m", "mutua", *words],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                made[f"{method}, workers {workers}"] = hashes(run)
+    if given.against is None:
+        print(json.dumps(made, indent=1))
+        return
+    before = json.loads(given.against.read_text())
+    odd = [f"{run}: {what}" for run, now in made.items() for what in now if before[run][what] != now[what]]
+    print(f"{len(made)} runs, {len(odd)} differences", *odd, sep="\n")
+    sys.exit(bool(odd))
+
+
+if __name__ == "__main__":
+    main()
