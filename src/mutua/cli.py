@@ -235,8 +235,11 @@ def _run(
             if value is not None:
                 raise InputError(f"{name}: a run goes on with its own recipe; leave it out beside --resume")
         if RunFolder(resume).finished and rounds in (None, RunFolder.open(resume).plan.rounds):
+            over = RunFolder.open(resume)
+            over.restore_recipe()
+            console.show_notes(over.notes)
             if as_json:
-                _print_json(RunFolder.open(resume).report())
+                _print_json(over.report())
             console.say(f"{resume} is finished; to make it longer: --rounds N", console.err)
             return None
         folder = RunFolder.resume(resume, accept, rounds)

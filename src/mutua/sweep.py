@@ -173,8 +173,7 @@ class Sweep:
     def check_recipes(self) -> None:
         """Refuse a folder that has runs of other recipes."""
         for run in self.runs:
-            begun = (run.path / "recipe.yaml").is_file()
-            if begun and RunFolder(run.path).recipe.dump() != run.recipe.dump():
+            if RunFolder.begun(run.path) and RunFolder(run.path).recipe.dump() != run.recipe.dump():
                 raise InputError(f"--out: {run.path} is of another recipe; name another folder or remove it")
 
     def check(self, data_dir: PathLike | None, field: str) -> None:
@@ -422,7 +421,7 @@ def _cleared(run: Path, how: str) -> Path:
 
 
 def _folder(run: Planned) -> RunFolder:
-    if (run.path / "recipe.yaml").is_file():
+    if RunFolder.begun(run.path):
         trust(*run.recipe.code)  # which is the user's own: a process that was not forked does not know it yet
         return RunFolder.resume(run.path)
     return RunFolder.create(run.recipe.name, run.seed, run.path)

@@ -22,6 +22,7 @@ import yaml
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
+from mutua import untrusted
 from mutua.cli import app
 from mutua.errors import InputError
 from mutua.recipe import Recipe
@@ -34,6 +35,7 @@ from mutua.reports.report import Code, Report
 from mutua.reports.report import compose as report
 from mutua.reports.tables import Bytes, Points, Table
 from mutua.reports.tables import told as shown
+from mutua.runs.files import to_json
 from mutua.runs.saved import SavedModel
 from mutua.stats import Spread
 
@@ -647,6 +649,23 @@ def test_what_a_comparison_lacks_is_left_out_and_said(copied: Path) -> None:
     assert "fedavg-1: stopped after round 3 of 3; it is left out" in said(made)
     [table] = [table for table in made.tables if table.name == "accuracies"]
     assert {row[0]: row[1] for row in table.rows} == {"fedavg": 1, "fedprox": 2, "fml": 2, "independent": 2}
+
+
+def test_a_comparison_is_read_however_many_clients_its_runs_have(copied: Path) -> None:
+    """Its file repeats what its runs say: together they may be longer than the limit for one."""
+    told = json.loads((copied / "comparison.json").read_text())
+    for folder in sorted(copied.glob("*/run.json")):
+        record = json.loads(folder.read_text())
+        for client in record["summary"]["clients"]:
+            client["participation"]["failed"] = {"x" * 10**6: "1"}
+        folder.write_text(to_json(record))
+        mine = record["summary"]
+        for run in told["runs"]:  # as `mutua compare` would have written it
+            if (run["seed"], run["bytes"], run["seconds"]) == (mine["seed"], mine["bytes"], mine["seconds"]):
+                run["clients"] = mine["clients"]
+    (copied / "comparison.json").write_text(to_json(told))
+    assert (copied / "comparison.json").stat().st_size > untrusted.TEXT
+    assert read(copied).labels == list(METHODS)
 
 
 def test_a_ledger_that_is_not_whole_never_says_that_less_has_left(finished: Runs, tmp_path: Path) -> None:

@@ -219,6 +219,41 @@ def test_a_change_can_be_accepted_and_stays_in_the_record(
     assert "it is for --resume" in command("run", "recipe.yaml", "--accept-changes").err
 
 
+@pytest.mark.parametrize("text", ["method: {", "\x00", "method: fedwhat\n", ""])
+def test_a_damaged_recipe_is_written_anew_as_the_checkpoint_has_it(
+    text: str, command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped(command, PEERS, monkeypatch)
+    file = run / "recipe.yaml"
+    whole = file.read_text()
+    file.write_text(text)
+    done = command("run", "--resume", "x")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert done.err.rstrip().endswith(
+        "; remove x/recipe.yaml, and the same command writes it anew as the checkpoint has it"
+    )
+    if text != "method: fedwhat\n":
+        assert "remove it, and 'mutua run --resume x' writes it anew" in command("runs", "show", "x").err
+    file.unlink()
+    done = command("run", "--resume", "x")
+    assert done.code == 0, done.err
+    assert "note: recipe.yaml was not there; it is written anew as the run's record has it\n" in done.err
+    assert file.read_text() == whole
+    file.unlink()  # of a finished run too
+    assert "written anew" in command("run", "--resume", "x").err
+    assert file.read_text() == whole
+
+
+def test_a_damaged_recipe_without_a_checkpoint_is_one_line(command: Command, tmp_path: Path) -> None:
+    assert command("run", "tiny.yaml", "--out", "x").code == 0
+    for path in [*Path("x/checkpoints").glob("*.json"), Path("x/run.json")]:
+        path.unlink()
+    Path("x/recipe.yaml").write_text("[")
+    done = command("run", "--resume", "x")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "put back the one that the run began with, or begin anew in another folder" in done.err
+
+
 def test_a_run_of_an_older_mutua_goes_on_and_says_what_is_not_known(
     command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

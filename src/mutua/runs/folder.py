@@ -134,7 +134,7 @@ class RunFolder:
         long, also where it was finished.
         """
         path = local_path(path, "--resume")
-        if not (path / "recipe.yaml").is_file():
+        if not cls.begun(path):
             if not path.is_dir():
                 raise InputError(f"--resume: {path} is not a folder; give the folder that 'mutua run' named")
             way_out = "give the folder that 'mutua run' named"
@@ -163,6 +163,11 @@ class RunFolder:
             raise no_run(path, what)
         return cls(path)
 
+    @staticmethod
+    def begun(path: Path) -> bool:
+        """Whether a run has begun there: it has written its recipe, which also a checkpoint holds."""
+        return (path / "recipe.yaml").is_file() or any(path.glob("checkpoints/*.json"))
+
     @property
     def finished(self) -> bool:
         """Whether the run is over: run.json is written last."""
@@ -184,6 +189,13 @@ class RunFolder:
         """The recipe as it was executed, by the run's record or newest checkpoint: recipe.yaml may be edited."""
         told = self.record.recipe if self.finished else None
         return told or (None if self.made_of is None else self.made_of.recipe)
+
+    def restore_recipe(self) -> None:
+        """Write recipe.yaml anew where it was removed: damaged, perhaps."""
+        path, told = self.path / "recipe.yaml", None
+        if not path.is_file() and (told := self.recorded) is not None:
+            write(path, told)
+            self.notes.append("recipe.yaml was not there; it is written anew as the run's record has it")
 
     def _take_up(self) -> None:
         """Find where the run stands. What is not whole is said and stepped over: the run makes it again."""
@@ -232,7 +244,16 @@ class RunFolder:
 
     def _agreed(self, rounds: int | None) -> Recipe:
         """The recipe as the run began with it, but for `rounds`; if it was edited, that is refused or accepted."""
-        recipe, was, newest = self._read_recipe(), self.made_of, self.checkpoints.newest
+        was, newest = self.made_of, self.checkpoints.newest
+        self.restore_recipe()
+        try:
+            recipe = self._read_recipe()
+        except InputError as error:
+            file = self.path / "recipe.yaml"
+            way_out = "put back the one that the run began with, or begin anew in another folder"
+            if was is not None:
+                way_out = f"remove {file}, and the same command writes it anew as the checkpoint has it"
+            raise InputError(f"--resume: {file} cannot be used ({error}); {way_out}") from None
         if was is None:
             if rounds is not None and (newest is not None or self.finished):
                 why = "an older mutua wrote its checkpoint" if newest else "its checkpoints are gone"
@@ -295,8 +316,9 @@ class RunFolder:
         found = list(changes)
         if found and not self._accept:
             raise InputError(
-                f"--resume: {listed(found)}; a run goes on with what it began with: undo that (a path counts from "
-                "where you are, a data set's name from --data-dir), begin a new run, or add --accept-changes"
+                f"--resume: {listed(found)}; a run goes on with what it began with: undo that (recipe.yaml is written "
+                "anew if you remove it; a path counts from where you are, a data set's name from --data-dir), "
+                "begin a new run, or add --accept-changes"
             )
         assert self._standing is not None
         self._accepted += (f"since round {self._standing.round}: {change}" for change in found)
@@ -495,7 +517,11 @@ class RunFolder:
             notes=(*result.federation.notes, *(f"changed {change}" for change in self._inputs.accepted)),
             summary=result.summary(),
         )
-        write(self.path / "run.json", to_json(record.model_dump(mode="json")) + "\n")
+        told = record.model_dump(mode="json")
+        text = to_json(told)
+        if len(text) > untrusted.TEXT:  # of tens of thousands of clients; what is read again is not longer
+            text = to_json(told, indent=None)
+        write(self.path / "run.json", text + "\n")
         self.events.add("finished", seconds=round(result.seconds, 3))
 
     def _put_client(self, files: Together, client: ClientResult, modules: Modules) -> None:

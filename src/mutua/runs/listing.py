@@ -43,9 +43,12 @@ class Overview:
             found = untrusted.from_yaml(text)
         except (OSError, ValueError):
             found = text = None
-        if not isinstance(found, dict) or text is None:
-            raise no_run(folder.path, "has no readable recipe.yaml")
         recorded = folder.recorded
+        if not isinstance(found, dict) or text is None:
+            if recorded is None:
+                raise no_run(folder.path, "has no readable recipe.yaml")
+            way_out = f"remove it, and 'mutua run --resume {folder.path}' writes it anew"
+            raise InputError(f"RUN: {folder.path} has no readable recipe.yaml; {way_out}")
         try:
             recipe = found if recorded is None else untrusted.from_yaml(recorded)
         except ValueError:
