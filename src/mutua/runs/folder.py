@@ -316,9 +316,9 @@ class RunFolder:
         found = list(changes)
         if found and not self._accept:
             raise InputError(
-                f"--resume: {listed(found)}; a run goes on with what it began with: undo that (recipe.yaml is written "
-                "anew if you remove it; a path counts from where you are, a data set's name from --data-dir), "
-                "begin a new run, or add --accept-changes"
+                f"--resume: {listed(found)}; a run goes on with what it began with: undo that (recipe.yaml is "
+                "written anew if you remove it; a path counts from where you are, a data set's name from "
+                "--data-dir), begin a new run, or add --accept-changes"
             )
         assert self._standing is not None
         self._accepted += (f"since round {self._standing.round}: {change}" for change in found)
