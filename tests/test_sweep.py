@@ -23,6 +23,8 @@ import yaml
 from mutua import stopping
 from mutua.methods import FedAvg, Independent
 from mutua.recipe import expand
+from mutua.reports import verdicts
+from mutua.reports.reading import read
 from mutua.runs.files import Lock, in_use
 from mutua.sweep import Planned, Sweep
 
@@ -338,6 +340,59 @@ def test_alone_is_the_same_data_and_the_nearest_cell(
     other = [cell for cell in expand(tiny, grid) if tuple(cell[0].labels.values())[::2] != ("alone", "30")]
     lonely = next(r for r in Sweep(tmp_path, other, [0]).runs if r.cell.labels["data.samples_per_client"] == "30")
     assert Sweep(tmp_path, other, [0]).alone(lonely) is None
+
+
+class Mine(Independent):
+    """A user's own, which inherits the name."""
+
+
+def test_a_users_own_method_is_not_alone_by_an_inherited_name(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Planned, "finished", True)
+    grid = {"method": {"fedavg": {"method": "fedavg"}, "mine": {"method": f"{__name__}:Mine"}}}
+    sweep = Sweep(tmp_path, expand(tiny, grid), [0])
+    assert all(sweep.alone(run) is None for run in sweep.runs)
+    grid["method"]["alone"] = {"method": "independent"}
+    found = {
+        run.cell.name: sweep.alone(run)
+        for sweep in [Sweep(tmp_path, expand(tiny, grid), [0])]
+        for run in sweep.runs
+    }
+    assert {name: rival and rival.path.name for name, rival in found.items()} == {  # type: ignore[union-attr]
+        "fedavg": "alone-0",
+        "mine": "alone-0",
+        "alone": None,
+    }
+
+
+def test_runs_of_other_lengths_are_not_compared_and_that_is_said(gridded: Command, tmp_path: Path) -> None:
+    grid = {
+        "fewer": {"method": "fedavg", "rounds": 1, "epochs": 2},  # as long: fewer rounds of more epochs
+        "longer": {"method": "fedavg", "rounds": 3},
+        "alone": {"method": "independent", "rounds": 2},
+    }
+    recipe = yaml.safe_load((tmp_path / "tiny.yaml").read_text())
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**recipe, "grid": {"method": grid}}))
+    done = gridded("compare", "grid.yaml", "--seeds", "0", "--out", "x")
+    assert done.code == 0, done.err
+    line = (
+        "longer: not compared with its clients alone, who train for 2 epochs instead of 3 epochs; compare runs of"
+    )
+    assert line in done.out and done.out.count("not compared") == 1
+    summary = json.loads((tmp_path / "x" / "comparison.json").read_text())["summary"]
+    assert summary["longer"]["clients"]["better_off"]["mean"] is None
+    assert summary["fewer"]["clients"]["better_off"]["mean"] is not None
+    # One that is made longer afterwards is not as long any more.
+    assert gridded("run", "--resume", "x/fewer-0", "--rounds", "2").code == 0
+    assert gridded("report", "x", "--tables", "t").code == 0
+    study = read(tmp_path / "x")
+    assert all(study.alone(run) is None for run in study.runs)
+    [said, *_] = [text for text in verdicts.section(study) if "fewer" in str(text) or "fedavg" in str(text)]
+    assert "who train for 2 epochs instead of 4 epochs" in str(said)
+    assert gridded("run", "--resume", "x/alone-0", "--rounds", "4").code == 0
+    study = read(tmp_path / "x")
+    assert [run.path.name for run in study.runs if study.alone(run) is not None] == ["fewer-0"]
 
 
 def test_a_link_in_a_comparisons_folder_is_refused(gridded: Command, tmp_path: Path) -> None:

@@ -99,14 +99,18 @@ class Compared:
 
     @property
     def method(self) -> str:
-        """The method's name."""
-        return self.result.job.method.name
+        """The method's name, or the path of a class of the user's own."""
+        return base.called(self.result.job.method)
 
     @property
     def alone(self) -> bool:
         """Whether its clients train alone, in every round."""
         job = self.result.job
         return self.method == "independent" and (job.method.works_alone or job.plan.client_fraction == 1)
+
+    @property
+    def length(self) -> None:
+        """All have one plan."""
 
     @property
     def position(self) -> Mapping[str, str]:

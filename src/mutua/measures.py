@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -236,20 +236,46 @@ class Dealt(Protocol):
     def dealt(self) -> object:
         """Which data its clients get, with which seed."""
 
+    @property
+    def length(self) -> str | None:
+        """How long a client is to train, such as "20 epochs"; None where validation says when to stop."""
+
 
 _Run = TypeVar("_Run", bound=Dealt)
 
 
+def length(rounds: Any, epochs: Any, steps: Any) -> str:
+    """Of all rounds together: what fewer but longer rounds leave as it is."""
+    return f"{rounds * epochs} epochs" if epochs else f"{rounds * steps} steps"
+
+
 def alone(run: _Run, runs: Iterable[_Run]) -> _Run | None:
-    """The same clients without each other: the run of `independent` that was dealt the same data.
+    """The same clients without each other: the run of `independent` that was dealt the same data and is as long.
 
     Not one in which clients train only when they are drawn: that is less than what they could do alone. Of several
     that of the nearest cell; none for a run that is no federation.
     """
+    return _nearest(run, [other for other in runs if other.alone and other.length in (None, run.length)])
+
+
+def alone_otherwise(run: _Run, runs: Sequence[_Run]) -> _Run | None:
+    """The run alone that a run is not compared with, since it is longer or shorter; None where one is as long."""
+    return None if alone(run, runs) else _nearest(run, [other for other in runs if other.alone])
+
+
+def _nearest(run: _Run, runs: Iterable[_Run]) -> _Run | None:
     if run.method in ("independent", "centralised"):
         return None
-    found = [other for other in runs if other.alone and other.dealt == run.dealt]
+    found = [other for other in runs if other.dealt == run.dealt]
     return max(found, key=lambda other: len(other.position.items() & run.position.items()), default=None)
+
+
+def not_compared(label: str, run: Dealt, rival: Dealt) -> str:
+    """Why a run has no number that is beside the same clients' alone."""
+    return (
+        f"{label}: not compared with its clients alone, who train for {rival.length} instead of {run.length}; "
+        "compare runs of the same length (mutua run --resume DIR --rounds N makes one longer)"
+    )
 
 
 def check(text: object) -> object:

@@ -29,7 +29,8 @@ from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation import Federation
 from mutua.grid import Cell
 from mutua.imports import trust
-from mutua.measures import Finished, Measure, alone
+from mutua.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
+from mutua.methods import base
 from mutua.recipe import Recipe
 from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
 from mutua.runner import prepared
@@ -90,14 +91,20 @@ class Planned:
 
     @property
     def method(self) -> str:
-        """The method's name."""
-        return self.recipe.method.name
+        """The method's name, or the path of a class of the user's own."""
+        return base.called(self.recipe.method)
 
     @property
     def alone(self) -> bool:
         """Whether its clients train alone, in every round."""
         full = self.recipe.method.works_alone or self.recipe.client_fraction == 1
         return self.method == "independent" and full
+
+    @property
+    def length(self) -> str | None:
+        """How long a client is to train."""
+        recipe = self.recipe
+        return None if recipe.method.stops_early else length(recipe.rounds, recipe.epochs, recipe.steps)
 
     @property
     def position(self) -> Mapping[str, str]:
@@ -169,6 +176,15 @@ class Sweep:
         """The numbers of the finished run in which the same clients train alone."""
         found = alone(run, [other for other in self.runs if other.seed == run.seed and other.finished])
         return None if found is None else self.numbers(found)
+
+    def not_compared(self) -> list[str]:
+        """A line for each cell whose clients alone have trained for longer or shorter."""
+        finished, found = self.finished, dict[str, str]()
+        for run in finished:
+            rival = alone_otherwise(run, [other for other in finished if other.seed == run.seed])
+            if rival is not None:
+                found[run.cell.name] = not_compared(run.cell.name, run, rival)
+        return list(found.values())
 
     def check_recipes(self) -> None:
         """Refuse a folder that has runs of other recipes."""

@@ -326,7 +326,10 @@ def of(spec: Mapping[str, Any]) -> Method:
 
 def spec(method: Method) -> dict[str, Any]:
     """The `method:` section that describes this method, defaults filled in."""
-    known = _METHODS.get(method.name) is type(method)
     in_hand(type(method))
-    name = method.name if known else path_of(type(method))
-    return {"name": name, **method.model_dump(mode="json")}
+    return {"name": called(method), **method.model_dump(mode="json")}
+
+
+def called(method: Method) -> str:
+    """Its name or, of a class that is not registered and may have inherited its name, "package.module:Class"."""
+    return method.name if _METHODS.get(method.name) is type(method) else path_of(type(method))

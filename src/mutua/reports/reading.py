@@ -17,7 +17,7 @@ from mutua.errors import InputError, line
 from mutua.grid import facets
 from mutua.history import History
 from mutua.ledger import Ledger
-from mutua.measures import Finished, Measure, alone
+from mutua.measures import Finished, Measure, alone, alone_otherwise, length
 from mutua.privacy import Guarantee
 from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
@@ -82,6 +82,14 @@ class Run:
         return self.method == "independent" and (
             not drawn_only or self.section("client_fraction") in (None, 1, 1.0)
         )
+
+    @property
+    def length(self) -> str | None:
+        """How long a client was to train; None where it trained until validation said stop."""
+        options = self.section("method")
+        if isinstance(options, Mapping) and options.get("patience") is not None:
+            return None
+        return length(self.section("rounds"), self.section("epochs"), self.section("steps"))
 
     @property
     def seed(self) -> int:
@@ -233,6 +241,11 @@ class Study:
     def alone(self, run: Run) -> Run | None:
         """The run in which the same clients train alone."""
         return alone(run, self.runs)
+
+    def alone_otherwise(self, label: str) -> tuple[Run, Run] | None:
+        """A run of this label, and that of its clients alone which is longer or shorter: they are not compared."""
+        pairs = ((run, alone_otherwise(run, self.runs)) for run in self.of(label))
+        return next(((run, rival) for run, rival in pairs if rival is not None), None)
 
     def over_seeds(self, label: str, value: Callable[[Run], Value]) -> Spread:
         """A number of each run of this label."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from mutua.measures import not_compared
 from mutua.reports.reading import Run, Study
 from mutua.reports.tables import Cell, Points, Table
 from mutua.reports.words import listed
@@ -72,8 +73,11 @@ def section(study: Study) -> Iterator[str | Table]:
     """The blocks of the report's first section: a sentence per label, then a row per client."""
     labels = [label for label in study.labels if study.method(label) not in ALONE and study.clients(label)]
     found = {label: verdicts(study, label) for label in labels}
+    otherwise = {label: pair for label in labels if (pair := study.alone_otherwise(label)) is not None}
+    for label, (run, rival) in otherwise.items():
+        yield f"{not_compared(label, run, rival)}."
     if not any(found.values()):
-        if labels:
+        if labels and not otherwise:
             yield (
                 "Not known: no run has the same clients train alone. Compare with them: "
                 f"mutua compare RECIPE --methods {study.method(labels[0])},independent."
@@ -83,7 +87,8 @@ def section(study: Study) -> Iterator[str | Table]:
     for label, mine in found.items():
         counted = Counter(one.word for one in mine)
         told = ", ".join(f"{counted[word]} {word}" for word in WORDS.values() if counted[word])
-        yield f"{label}: of {len(mine)} clients {told}." if mine else f"{label}: no run alone to compare with."
+        if mine or label not in otherwise:
+            yield f"{label}: of {len(mine)} clients {told}." if mine else f"{label}: no run alone to compare with."
         for one in mine if len(mine) <= MOST else [one for one in mine if one.word == "worse off"]:
             points = (Points(value) for value in (one.difference.mean, one.difference.low, one.difference.high))
             rows.append((one.client, label, one.word, one.joined, one.alone, *points))
