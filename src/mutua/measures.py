@@ -238,7 +238,7 @@ class Dealt(Protocol):
 
     @property
     def length(self) -> str | None:
-        """How long a client is to train, such as "20 epochs"; None where validation says when to stop."""
+        """How long a client is to train, such as "20 epochs"; None where validation alone says when to stop."""
 
 
 _Run = TypeVar("_Run", bound=Dealt)

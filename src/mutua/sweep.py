@@ -104,7 +104,11 @@ class Planned:
     def length(self) -> str | None:
         """How long a client is to train."""
         recipe = self.recipe
-        return None if recipe.method.stops_early else length(recipe.rounds, recipe.epochs, recipe.steps)
+        return (
+            None
+            if self.alone and recipe.method.stops_early
+            else length(recipe.rounds, recipe.epochs, recipe.steps)
+        )
 
     @property
     def position(self) -> Mapping[str, str]:

@@ -85,9 +85,9 @@ class Run:
 
     @property
     def length(self) -> str | None:
-        """How long a client was to train; None where it trained until validation said stop."""
+        """How long a client was to train; None where it trained alone until validation said stop."""
         options = self.section("method")
-        if isinstance(options, Mapping) and options.get("patience") is not None:
+        if self.alone and isinstance(options, Mapping) and options.get("patience") is not None:
             return None
         return length(self.section("rounds"), self.section("epochs"), self.section("steps"))
 
