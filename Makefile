@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long bench bench-engine bench-scale bench-quick lint format clean
+.PHONY: demo test test-long test-lowest docs bench bench-engine bench-scale bench-quick lint format clean
 
 demo: .venv/installed
 	$(BIN)/mutua demo
@@ -13,6 +13,14 @@ test: .venv/installed-dev lint
 # What takes long, and the attack of tests/attack: kills, crashes and hostile files. Under 45 minutes on two cores.
 test-long: .venv/installed-dev
 	$(BIN)/python -m pytest -m long -n 2
+
+# The same tests with the lowest versions that pyproject.toml allows of everything but torch, on the lowest Python, 3.11.
+test-lowest: .venv-lowest/installed
+	.venv-lowest/bin/python -m pytest -m "not long" -n 2
+
+# The documents as a site in site/, with the API reference from the docstrings. Fails where a link or a name leads nowhere.
+docs: .venv/installed-docs
+	$(BIN)/mkdocs build --strict
 
 # How fast it is beside a plain PyTorch loop: about eight minutes, on a machine with nothing else to do.
 bench: .venv/installed
@@ -40,7 +48,7 @@ format: .venv/installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .coverage dist
+	rm -rf .venv .venv-lowest .mypy_cache .ruff_cache .pytest_cache .coverage dist site
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -51,3 +59,14 @@ clean:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@ .venv/installed
+
+.venv/installed-docs: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	touch $@ .venv/installed
+
+.venv-lowest/installed: pyproject.toml tools/lowest.py
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(PYTHON) tools/lowest.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/pip install --constraint .venv-lowest/constraints.txt --editable ".[dev]"
+	touch $@
