@@ -107,7 +107,7 @@ def test_the_report_in_python_works_as_written(
 def test_contributing_works_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A method, its test, a model and a dataset; and the method by its path from a recipe."""
+    """A method, its test, a model, a dataset and a deprecated name; and the method by its path from a recipe."""
     monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,7 @@ def test_contributing_works_as_written(
         names.append(code.splitlines()[0].removeprefix("# ").removesuffix(".py"))
         (tmp_path / f"{names[-1]}.py").write_text(code)
         importlib.import_module(names[-1])
-    assert names == ["anchored", "try_anchored", "one_conv", "digits8"]
+    assert names == ["anchored", "try_anchored", "one_conv", "digits8", "renamed"]
     [method] = re.findall(r"`method: (\{.*anchored.*\})`", text)
     tree = {
         "name": "newly",
