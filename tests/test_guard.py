@@ -14,7 +14,7 @@ import mutua
 from mutua.data.public import Public, carve
 from mutua.errors import RunError
 from mutua.federation import Federation
-from mutua.guard import LARGE, Guard, not_finite, too_long
+from mutua.guard import LARGE, Guard, too_long
 from mutua.learning.schedules import Schedule
 from mutua.message import Kind, Message, Part, Tensors, weights
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
@@ -22,7 +22,7 @@ from mutua.participant import Participant
 from mutua.privacy import Privacy
 from mutua.rounds import Finished, Reached, Rejected, Rounds, Standing, Stopped
 from mutua.runs.checkpoints import decode, encode
-from mutua.store import State, Store
+from mutua.store import State, Store, not_finite
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
@@ -489,3 +489,92 @@ def test_who_is_refused_late_counts_as_refused_once(at_once: bool, members: Memb
     assert (mine.asked, mine.answered, list(mine.refused.values())) == (4, 3, [[2]])
     outcomes = [turn.outcome for turn in run.participation if turn[:2] == (2, "c")]
     assert outcomes == (["refused"] if at_once else ["merged", "undone"])
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_a_merge_undone_in_the_last_evaluation_leaves_no_last_work_done_on_it(
+    tuned: bool, members: Members, simulate: Simulate, identical: Identical
+) -> None:
+    """What the others' predictors diverge on was fit for their last work: that is done again, on what is good."""
+
+    class Frail(FineTuned):
+        def predictor(self, client: Participant, brief: Message | None) -> Any:
+            assert brief is not None
+            largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
+            if client.client.id != "c" and largest > 10:
+                client.state["odd"] = {"": torch.tensor(float("nan"))}
+            return super().predictor(client, brief)
+
+        def finish(self, client: Participant, brief: Message | None) -> None:
+            if tuned:
+                super().finish(client, brief)
+            elif client.client.id == "b":  # whoever fails in it is told of once
+                raise ValueError("out of luck")
+
+    run, at_once = (simulate(Frail(), members(), tamper=times(f, 4), **PLAN) for f in (100.0, float("nan")))
+    assert isinstance(run.events[-1], Finished)
+    assert refused(run) == refused(at_once) == [(4, "c")] + [(5, "b")] * (not tuned)
+    for client in "abc":
+        assert same(run.engine.kept[5, client], at_once.engine.kept[5, client], identical)
+    assert list(run.history) == list(at_once.history)
+    after = [[turn for turn in one.participation if turn.round == 5] for one in (run, at_once)]
+    assert after[0] == after[1]
+
+
+@pytest.mark.filterwarnings("ignore::mutua.errors.LeftOut")
+def test_a_result_whose_last_merge_was_undone_becomes_longer(members: Members) -> None:
+    class Frail(FineTuned):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            reply = super().train(client, brief)
+            self.shaken(client, brief)
+            assert reply is not None
+            return times(100.0, 2)(client.round, client.client.id, reply)
+
+        def finish(self, client: Participant, brief: Message | None) -> None:
+            self.shaken(client, brief)
+
+        def shaken(self, client: Participant, brief: Message | None) -> None:
+            assert brief is not None
+            largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
+            if client.client.id != "c" and largest > 10:
+                client.state["odd"] = {"": torch.tensor(float("nan"))}
+
+    plan: dict[str, Any] = {"workers": 1, "progress": False, "device": "cpu"}
+    short, planned = (mutua.run(Frail(), members(), rounds=rounds, **plan) for rounds in (2, 4))
+    longer = short.extend(rounds=4)
+    assert [turn.outcome for turn in short.participation if turn[:2] == (2, "c")] == ["merged", "undone"]
+    for log in ("history", "ledger", "participation"):
+        assert list(getattr(longer, log)) == list(getattr(planned, log)), log
+
+
+# Two, of whom nobody knows which is wrong
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+@pytest.mark.parametrize("method", [FML(), FedAvg(), FML(max_norm_ratio=10)], ids=["fml", "fedavg", "by option"])
+def test_of_two_none_is_refused_for_being_longer(
+    method: Any, factor: float, federate: Federate, simulate: Simulate
+) -> None:
+    """Else one that sends next to nothing would have the honest one refused."""
+    run = simulate(method, federate([9, 12]), tamper=times(factor, 2, 3, client="b"), **PLAN)
+    assert refused(run) == [] and run.participation.merged == dict.fromkeys(range(1, 5), 2)
+
+
+def test_of_two_none_is_taken_out_again(federate: Federate, simulate: Simulate) -> None:
+    """Who sends next to nothing and then says that it diverged does not have the other undone."""
+
+    class Liar(FedAvg):
+        def train(self, client: Participant, brief: Message | None) -> Message | None:
+            reply = super().train(client, brief)
+            if (client.client.id, client.round) == ("b", 3):
+                client.state["odd"] = {"": torch.tensor(float("nan"))}
+            return reply
+
+    run = simulate(Liar(), federate([9, 12]), tamper=times(1e-4, 2, client="b"), **PLAN)
+    assert refused(run) == [(3, "b")] and "undone" not in [turn.outcome for turn in run.participation]
+
+
+def test_three_are_compared(federate: Federate, simulate: Simulate) -> None:
+    run = simulate(FML(), federate([9, 12, 7]), tamper=times(1e-4, 2, client="b"), **PLAN)
+    assert refused(run) == []  # the shortest is not the median
+    assert refused(simulate(FML(), federate([9, 12, 7]), tamper=times(1e4, 2), **PLAN)) == [(2, "c")]

@@ -2,30 +2,36 @@
 
 Numbers can be finite and still so large that whoever trains on what is merged of them diverges. One bad reply must
 not cost the others their models: clients keep no state that is not finite (`participant.py`), a reply that cannot
-be honest is refused, and where one is far larger than the others, the loop remembers what the server's state would
-be without it.
+be honest is refused, and where one is far longer than the others, the server's state without it is remembered too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 
 import torch
-from torch import Tensor
 
+from mutua.errors import Diverged, Fault, RunError
+from mutua.learning.merging import COMPARABLE
 from mutua.message import Message
-from mutua.store import State
+from mutua.methods.base import Server
+from mutua.participant import Job
+from mutua.store import State, copied, not_finite
 
 LARGE, HUGE = 10.0, 1000.0
 """A reply, its real numbers as one vector, is suspect or refused if it is so many times as long as the median's.
 
 It is the length of what is sent, not of an update: memes are forked from one global and are all about as long.
 """
-UP, SUSPECTS, SPARE = "guard", "guard suspects", "guard spare "
+UP, SUSPECTS, SPARE, UNDONE = "guard", "guard suspects", "guard spare ", "guard undone"
 """Groups of a saved server's state in which the guard is."""
+
+
+class NotFinite(RunError):
+    """What would have been merged holds NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,6 @@ class Guard:
     """By client, how many times as long as the median its last reply was."""
     spare: State | None = None
     """The server's state without the suspects' replies."""
-
-    @property
-    def limit(self) -> float:
-        """How many times as long as the median a reply may be."""
-        return LARGE if self.up else HUGE
 
     def saved(self, state: State) -> State:
         """The server's state with the guard in it, as a checkpoint holds it."""
@@ -56,10 +57,109 @@ class Guard:
     def loaded(saved: State) -> tuple[State, Guard]:
         """The server's state and the guard of what `saved` has made of them."""
         spare = {group.removeprefix(SPARE): arrays for group, arrays in saved.items() if group.startswith(SPARE)}
+        if UNDONE in saved:
+            return spare, Guard(up=True)
         suspects = {client: float(times) for client, times in saved.get(SUSPECTS, {}).items()}
         mine = {UP, SUSPECTS, *(SPARE + group for group in spare)}
         state = {group: arrays for group, arrays in saved.items() if group not in mine}
         return state, Guard(UP in saved, suspects, spare or None)
+
+
+def finished(saved: State, undone: bool) -> State:
+    """As saved before the clients' last work, and whether that has undone the last merge."""
+    return {**saved, UNDONE: {}} if undone else saved
+
+
+def unfinished(saved: State) -> State:
+    """As it was before the clients' last work: a longer run has none there, and finds out for itself."""
+    return {group: arrays for group, arrays in saved.items() if group != UNDONE}
+
+
+def can_be_undone(saved: State) -> bool:
+    """Whether the last merge may yet turn out to be spoilt."""
+    return any(group.startswith(SPARE) for group in saved)
+
+
+class Merger:
+    """Merges replies into the server's state, and undoes that where others diverge on what came of it."""
+
+    def __init__(self, job: Job, server: Server, saved: State) -> None:
+        self.job, self.server = job, server
+        self.server.state, self.guard = Guard.loaded(copied(saved))
+        self.undone = False
+        """Whether the last merge was, after it was made."""
+
+    @property
+    def saved(self) -> State:
+        """The server's state with the guard in it, as a checkpoint holds it."""
+        return self.guard.saved(copied(self.server.state))
+
+    def refused(self, replies: Mapping[str, Message]) -> dict[str, str]:
+        """By client, why its reply is refused beside the others'.
+
+        Not under privacy, where updates are bounded and replies must not differ; nor without a majority.
+        """
+        if self.job.plan.privacy is not None or len(replies) < COMPARABLE:
+            return {}
+        long = too_long(replies, LARGE if self.guard.up else HUGE)
+        return {client: f"its reply is {times:.3g} times as long as the median" for client, times in long.items()}
+
+    def merge(self, replies: Mapping[str, Message]) -> dict[str, str]:
+        """Make the server's next state; by client, why its reply was left out of it after all."""
+        before, self.undone = self.server.state, False
+        self.guard = Guard(self.guard.up, large := too_long(replies, LARGE))
+        if not replies:  # whoever worked with what was merged before has not diverged on it
+            return {}
+        self.server.state = self._merged(before, replies)
+        rest = {client: reply for client, reply in replies.items() if client not in large}
+        # Under privacy a global is not taken back: it has been seen, and both would have to be counted.
+        enough = len(replies) >= COMPARABLE and len(rest) >= self.job.plan.min_replies
+        if large and enough and self.job.plan.privacy is None:
+            self.guard = replace(self.guard, spare=self._merged(before, rest))
+        wrong = not_finite(self.server.state, before)
+        if wrong is None:
+            return {}
+        if left_out := self._undo(f"so {wrong} would hold NaN or infinity"):
+            return left_out
+        self.server.state = before
+        sent = ", ".join(f"{client}: {times:.3g} times" for client, times in large.items()) or "none far"
+        raise NotFinite(
+            f"{wrong} of the merged would hold NaN or infinity, and nothing was merged; "
+            f"longer than the median reply: {sent}"
+        )
+
+    def undo(self, found: Mapping[str, object]) -> dict[str, str]:
+        """By client, why its reply is taken out again: one that sent nothing suspect has diverged beside it."""
+        others = [client for client in found if client not in self.guard.suspects]
+        diverged = sum(isinstance(found[client], Diverged) for client in others)
+        if not diverged:
+            return {}
+        gone = self._undo(f"{diverged} of {len(others)} clients diverged on what was merged of it")
+        self.undone = self.undone or bool(gone)
+        return gone
+
+    def blame(self, faults: Iterable[Fault]) -> str:
+        """Whose last reply stands out, where everybody's training diverged."""
+        if not all(isinstance(fault, Diverged) for fault in faults) or not self.job.method.shares:
+            return ""
+        large = ", ".join(f"{client}'s {times:.3g} times" for client, times in self.guard.suspects.items())
+        return f"; of the replies merged before, {large or 'none'} is far longer than the median"
+
+    def _undo(self, why: str) -> dict[str, str]:
+        """Go over to the state without the suspects' replies, if there is one; by client, what is said of it."""
+        suspects, spare = self.guard.suspects, self.guard.spare
+        if spare is None:
+            return {}
+        self.server.state, self.guard = spare, Guard(up=True)
+        return {
+            client: f"its reply is {times:.3g} times as long as the median; {why}"
+            for client, times in suspects.items()
+        }
+
+    def _merged(self, state: State, replies: Mapping[str, Message]) -> State:
+        server = replace(self.server, state=copied(state))
+        self.job.method.merge(server, replies)
+        return server.state if (privacy := self.job.plan.privacy) is None else privacy.merged(server.state)
 
 
 def too_long(replies: Mapping[str, Message], limit: float) -> dict[str, float]:
@@ -68,28 +168,6 @@ def too_long(replies: Mapping[str, Message], limit: float) -> dict[str, float]:
     usual = median_low(lengths.values()) if lengths else 0.0
     times = {client: length / usual for client, length in lengths.items() if 0 < usual < math.inf}
     return {client: many for client, many in times.items() if many > limit}
-
-
-def not_finite(state: State, before: State) -> str | None:
-    """The first array with NaN, or with infinity where `before` was finite: one that nobody should keep.
-
-    What has not changed is not looked at. A model may have infinite numbers from the start, as masks have.
-    """
-    for group, arrays in state.items():
-        old = before.get(group, {})
-        for name, array in arrays.items():
-            if array is not old.get(name) and _broken(array, old.get(name)):
-                return f"{group} '{name}'" if name else group
-    return None
-
-
-def _broken(array: Tensor, old: Tensor | None) -> bool:
-    # NaN and infinity show in a sum, which is ten times as fast as a look at every number. It may overflow too.
-    if not array.is_floating_point() or math.isfinite(float(array.sum())):
-        return False
-    if bool(array.isnan().any()):
-        return True
-    return old is not None and old.shape == array.shape and bool((array.isinf() & ~old.isinf()).any())
 
 
 def _length(message: Message) -> float:

@@ -19,7 +19,6 @@ from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import NO_MEMORY, Diverged, Fault, MachineFault, MutuaError, described, short_of_memory
 from mutua.federation import Client, build
-from mutua.guard import not_finite
 from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.layout import channels_last
@@ -34,7 +33,7 @@ from mutua.modules import Modules, batch_normed
 from mutua.plan import Plan
 from mutua.seeds import derive, private, public, torch_stream
 from mutua.stopping import whole
-from mutua.store import State, Store, copied
+from mutua.store import State, Store, copied, not_finite
 
 if TYPE_CHECKING:
     from mutua.methods.base import Method

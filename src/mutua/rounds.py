@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from mutua.errors import Diverged, Fault, Refused, RunError, line
+from mutua.errors import Fault, Refused, RunError, line
 from mutua.federation import Federation
-from mutua.guard import LARGE, Guard, not_finite, too_long
+from mutua.guard import Merger, NotFinite, can_be_undone, finished, unfinished
 from mutua.history import History, Metrics, Row
 from mutua.ledger import Entry, Ledger, may_leave
 from mutua.log import Upto
@@ -22,7 +22,7 @@ from mutua.participant import Job, Reply
 from mutua.participation import Outcome, Participation, Turn
 from mutua.profile import timed
 from mutua.stopping import breakable, end, whole
-from mutua.store import State, Store, copied
+from mutua.store import State, Store
 from mutua.text import several
 from mutua.topology import Topology
 
@@ -98,7 +98,9 @@ class Standing:
         """The same before the clients' last work after so many rounds, but for the rows that came of that."""
         stores = {client: store.upto(rounds) for client, store in self.stores.items()}
         known = self.validation if self.round < rounds else None
-        return replace(self, round=min(self.round, rounds), stores=stores, validation=known)
+        return replace(
+            self, round=min(self.round, rounds), server=unfinished(self.server), stores=stores, validation=known
+        )
 
     def __repr__(self) -> str:
         return f"Standing(after round {self.round}, {several(len(self.stores), 'client')}, {self.seconds:.1f} s)"
@@ -198,7 +200,6 @@ class Rounds:
         self.ids = sorted(client.id for client in self.federation.clients)
         # Of a client whose data may be known: one that has opted out whole has no say in the global's shape.
         first = self.federation[next((i for i in self.ids if self.federation[i].takes_part), self.ids[0])].train
-        state, self.guard = Guard.loaded(copied(self.standing.server))
         self.server = Server(
             clients=tuple(self.ids),
             seed=self.job.plan.seed,
@@ -209,8 +210,8 @@ class Rounds:
             batch_size=self.job.plan.batch_size,
             topology=Topology(self.job.plan.topology),
             public=self.federation.public,
-            state=state,
         )
+        self.merger = Merger(self.job, self.server, self.standing.server)
         self.server.topology.check(self.ids)
         said = self.job.method.reply_bytes(self.federation, self.job.plan)
         self.longest = TOO_LONG * said or LIMIT
@@ -242,7 +243,7 @@ class Rounds:
         except (KeyboardInterrupt, RunError) as error:
             if isinstance(error, KeyboardInterrupt):
                 end()
-            if self.guard.spare is not None:  # the round's briefs may yet turn out to be spoilt
+            if can_be_undone(self.standing.server):  # then its round's work is asked for once more
                 self._forget(self.standing.round, self.ids)
             self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
             raise
@@ -277,11 +278,17 @@ class Rounds:
 
     def _finish(self, round: int) -> None:
         """The last global goes to every client, drawn or not: it is counted as one more round's brief."""
-        _, done = self._ask(round, self.ids, self.engine.finish)
+        merged = round - 1
+        while True:
+            _, done = self._ask(round, self.ids, self.engine.finish)
+            found = self._evaluation(merged, last=True)
+            if not self._spoilt(merged, found.clients):
+                break
+            self._forget(merged, self.ids)
         self._failed(round, self.ids, done, "unfinished", "its last work failed: ")
         self._trained(round)
-        self._evaluate(round - 1, last=True)
-        self._emit(RoundEnded(round - 1, self.history, self.ledger))
+        self._measured(merged, found, last=True)
+        self._emit(RoundEnded(merged, self.history, self.ledger))
 
     def _reach(self, round: int) -> None:
         seconds = time.perf_counter() - self._began
@@ -291,9 +298,12 @@ class Rounds:
         self._emit(Reached(self.standing))
 
     def _stand(self, round: int, seconds: float) -> Standing:
+        server = self.merger.saved
+        if round > self.job.plan.rounds and self.before_finish is not None:
+            server = finished(self.before_finish.server, self.merger.undone)
         return Standing(
             round=round,
-            server=self.guard.saved(copied(self.server.state)),
+            server=server,
             stores=self.engine.stores,
             history=Upto(self.history),
             ledger=Upto(self.ledger),
@@ -332,11 +342,8 @@ class Rounds:
                 refusals[client] = str(refused)
                 self._reject(round, client, "refused", refusals[client])
         outliers = method.outliers(self.server, accepted)
-        if plan.privacy is None:  # under which updates are bounded, and replies must not differ
-            rest = {client: reply for client, reply in accepted.items() if client not in outliers}
-            long = too_long(rest, self.guard.limit)
-            outliers |= {c: f"its reply is {times:.3g} times as long as the median" for c, times in long.items()}
-        for client, reason in outliers.items():
+        rest = {client: reply for client, reply in accepted.items() if client not in outliers}
+        for client, reason in {**outliers, **self.merger.refused(rest)}.items():
             del accepted[client]
             refusals[client] = reason
             self._reject(round, client, "refused", reason)
@@ -348,49 +355,16 @@ class Rounds:
                 f"round {round}: {len(accepted)} of {due} replies could be merged, "
                 f"min_replies is {plan.min_replies}; refused: {all_of_them or 'none'}"
             )
-        if accepted:
+        try:
             with timed("merge"):
-                self._merge(round, accepted)
-        else:  # whoever worked with what was merged before has not diverged on it
-            self.guard = Guard(self.guard.up)
-        for client in accepted:
+                left_out = self.merger.merge(accepted)
+        except NotFinite as error:
+            self._forget(round - 1, accepted)
+            raise RunError(f"round {round}: {error}") from None
+        for client, reason in left_out.items():
+            self._reject(round, client, "refused", reason)
+        for client in (client for client in accepted if client not in left_out):
             self.participation.add(round, client, "merged")
-
-    def _merge(self, round: int, replies: dict[str, Message]) -> None:
-        """The next state; where a reply is far larger than the others, also what it would be without that."""
-        before = copied(self.server.state)
-        self.server.state = self._merged(before, replies)
-        self.guard = Guard(self.guard.up, large := too_long(replies, LARGE))
-        rest = {client: reply for client, reply in replies.items() if client not in large}
-        # Under privacy a global is not taken back: it has been seen, and both would have to be counted.
-        if large and len(rest) >= self.job.plan.min_replies and self.job.plan.privacy is None:
-            self.guard = replace(self.guard, spare=self._merged(before, rest))
-        wrong = not_finite(self.server.state, before)
-        if wrong is not None and self._rescued(round, f"so {wrong} would hold NaN or infinity", "refused"):
-            for client in large:
-                del replies[client]
-        elif wrong is not None:
-            self.server.state = before
-            self._forget(round - 1, replies)
-            sent = ", ".join(f"{client}: {times:.3g} times" for client, times in large.items()) or "none far"
-            raise RunError(
-                f"round {round}: {wrong} of the merged would hold NaN or infinity, and nothing was merged; "
-                f"longer than the median reply: {sent}"
-            )
-
-    def _merged(self, state: State, replies: Mapping[str, Message]) -> State:
-        server = replace(self.server, state=copied(state))
-        self.job.method.merge(server, replies)
-        return server.state if (privacy := self.job.plan.privacy) is None else privacy.merged(server.state)
-
-    def _rescued(self, round: int, why: str, outcome: Outcome = "undone") -> bool:
-        """Whether there was a state without the replies that are to blame; now it is the server's."""
-        if self.guard.spare is None:
-            return False
-        for client, times in self.guard.suspects.items():
-            self._reject(round, client, outcome, f"its reply is {times:.3g} times as long as the median; {why}")
-        self.server.state, self.guard = self.guard.spare, Guard(up=True)
-        return True
 
     def _ask(self, round: int, clients: Sequence[str], verb: Verb) -> tuple[Briefs, Replies]:
         """Send the briefs and gather what comes; once more, where a bad reply had spoilt the briefs."""
@@ -399,21 +373,20 @@ class Rounds:
             self.ledger.record(round, client, "down", brief)
         with breakable():
             found = verb(round, briefs)
+        self._retried(round)
         if not self._spoilt(round - 1, found):
             return briefs, found
         self._forget(round - 1, self.ids)
-        self.standing = self._stand(round - 1, self.standing.seconds)
         return self._ask(round, clients, verb)
 
     def _spoilt(self, merged: int, found: Mapping[str, object]) -> bool:
-        """Whether one that sent nothing suspect diverges beside one that did: the other's reply gets the blame."""
+        """Whether clients diverged on what was merged in this round, so that it was undone: ask them once more."""
         if self.federation.opting and merged == self.job.plan.rounds:
             return False  # after the last round clients learn from opted-out samples too: no global goes by that
-        others = [client for client in found if client not in self.guard.suspects]
-        diverged = sum(isinstance(found[client], Diverged) for client in others)
-        if not diverged:
-            return False
-        return self._rescued(merged, f"{diverged} of {len(others)} clients diverged on what was merged of it")
+        undone = self.merger.undo(found)
+        for client, reason in undone.items():
+            self._reject(merged, client, "undone", reason)
+        return bool(undone)
 
     def _forget(self, round: int, clients: Iterable[str]) -> None:
         """These clients go back to the end of this round: asked again, they do the work anew.
@@ -440,25 +413,15 @@ class Rounds:
         self, round: int, clients: Sequence[str], found: Mapping[str, object], outcome: Outcome, what: str = ""
     ) -> dict[str, str]:
         """Say who failed and why. Where everybody did, the fault is hardly theirs, and the run stops."""
-        for client, reason in self.engine.mishaps():
-            self._emit(Retried(round, client, reason))
         nothing = Fault("", "no reply came")
         faults = {c: fault for c in clients if isinstance(fault := found.get(c, nothing), Fault)}
         for client, fault in faults.items():
             self._reject(round, client, outcome, fault.reason, what, fault.trace)
         if clients and len(faults) == len(clients):
             client, fault = next(iter(faults.items()))
-            raise RunError(
-                f"round {round}: every client failed; {client}: {what}{fault.reason}{self._blame(faults.values())}"
-            ) from fault
+            blame = self.merger.blame(faults.values())
+            raise RunError(f"round {round}: every client failed; {client}: {what}{fault.reason}{blame}") from fault
         return {client: fault.reason for client, fault in faults.items()}
-
-    def _blame(self, faults: Iterable[Fault]) -> str:
-        """Whose last reply stands out, where everybody's training diverged."""
-        if not all(isinstance(fault, Diverged) for fault in faults) or not self.job.method.shares:
-            return ""
-        large = ", ".join(f"{client}'s {times:.3g} times" for client, times in self.guard.suspects.items())
-        return f"; of the replies merged before, {large or 'none'} is far longer than the median"
 
     def _check_length(self, reply: Message) -> None:
         """Refuse a reply that is too long to be one, whatever it holds."""
@@ -468,7 +431,13 @@ class Rounds:
     def _briefs(self, round: int, clients: Sequence[str]) -> dict[str, Message | None]:
         return {client: self.job.method.brief(self.server, round, client) for client in clients}
 
-    def _evaluate(self, round: int, last: bool = False) -> None:
+    def _evaluate(self, round: int) -> None:
+        found = self._evaluation(round)
+        if self._spoilt(round, found.clients):
+            found = self._evaluation(round)
+        self._measured(round, found)
+
+    def _evaluation(self, round: int, last: bool = False) -> Evaluation:
         shared = self.server.state.get("global")
         if self.federation.partial or self.federation.test is None:
             shared = None
@@ -476,8 +445,11 @@ class Rounds:
         at = round + 1 if last else round
         with breakable():
             found = self.engine.evaluate(at, self._briefs(at + 1, self.ids), shared)
-        if self._spoilt(round, found.clients):
-            return self._evaluate(round, last)
+        self._retried(round)
+        return found
+
+    def _measured(self, round: int, found: Evaluation, last: bool = False) -> None:
+        """Enter what an evaluation found."""
         if found.shared is not None:
             self.history.measured(round, "global", "global", "test", found.shared, last)
         self._failed(round, self.ids, found.clients, "unevaluated", "its evaluation failed: ")
@@ -485,6 +457,10 @@ class Rounds:
             if not isinstance(models, Fault):
                 for (model, split), metrics in models.items():
                     self.history.measured(round, client, model, split, metrics, last)
+
+    def _retried(self, round: int) -> None:
+        for client, reason in self.engine.mishaps():
+            self._emit(Retried(round, client, reason))
 
     def _emit(self, event: Event) -> None:
         for callback in self.callbacks:

@@ -247,9 +247,9 @@ def test_which_updates_are_too_long() -> None:
         return list(too_long([{"w": torch.tensor([n, 0.0])} for n in norms], {"w": torch.zeros(2)}, ratio))
 
     assert found(1, 2, 3, 1000, 200) == [3]  # the median is 3
-    assert found(1, 100) == []
-    assert found(1, 101) == [1]  # of two the lower is the median
-    assert found(5) == []
+    assert found(1, 1, 100) == []
+    assert found(1, 1, 101, 101) == [2, 3]  # of two in the middle the lower counts
+    assert found(5) == found(1, 101) == []  # which of two is wrong nobody knows
     assert found(0, 0, 1) == []  # nothing to compare with
     assert found(1, 2, 2, 7, ratio=3) == [3]
     assert found(1, 1, 3e38) == [2]

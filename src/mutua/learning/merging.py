@@ -21,6 +21,9 @@ from mutua.errors import Refused
 from mutua.message import Tensors
 from mutua.spec import Spec
 
+COMPARABLE = 3
+"""Of fewer replies none is refused for being longer than the others: there is no majority."""
+
 Weights = Sequence[float]
 BadShare = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -124,8 +127,11 @@ def update_norms(states: Sequence[Tensors], before: Tensors) -> list[float]:
 def too_long(states: Sequence[Tensors], before: Tensors, ratio: float) -> dict[int, str]:
     """By position, why a state is refused: its update is over `ratio` times as long as the round's median.
 
-    Of two in the middle the lower counts, so that one of two bad clients cannot hide behind itself.
+    Of two in the middle the lower counts, so that two bad clients of four cannot hide behind each other. Two are
+    not compared: one that sends next to nothing would have the other refused.
     """
+    if len(states) < COMPARABLE:
+        return {}
     norms = update_norms(states, before)
     usual = median_low(norms)
     return {
