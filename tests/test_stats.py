@@ -77,3 +77,12 @@ def test_the_interval_of_two_shares_covers_as_often_as_it_says() -> None:
     assert Difference.of_shares(1.0, 1.0, 5).verdict == "cannot tell"  # no width of zero where all is right
     assert Difference.of_shares(0.9, 0.1, 100).verdict == "holds"
     assert Difference.of_shares(0.1, 0.9, 100).verdict == "does not hold"
+
+
+def test_an_interval_is_cut_to_what_is_possible() -> None:
+    wide = Difference.of_pairs([0.9, 0.5], [0.1, 0.4])
+    assert wide.low is not None and wide.low < -1 and wide.high is not None and wide.high > 1
+    cut = wide.within(1)
+    assert (cut.mean, cut.low, cut.high) == (wide.mean, -1, 1)
+    narrow = Difference.of_pairs([0.5, 0.52, 0.54], [0.4, 0.41, 0.45])
+    assert narrow.within(1) == narrow and narrow.verdict == "holds"

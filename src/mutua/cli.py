@@ -603,19 +603,21 @@ def methods() -> None:
         "your own: package.module:Class, a subclass of mutua.Method (docs/own-method.md)\n",
     )
     facts = console.table(
-        ["name", "different models", "different data", "the server", "weights sent", "sent a round"]
+        ["name", "different models", "different data", "opt-out", "the server", "weights sent", "sent a round"]
     )
     for name in base.names():
         method = base.of({"name": name})
         sent = [base.BANDWIDTH[kind] for kind in method.shares if kind in base.BANDWIDTH] or ["nothing"]
         weights = "yes" if Kind.WEIGHTS in method.shares else "no"
-        yes = ["yes" if fact else "no" for fact in (method.own_models, method.different_data)]
+        can = method.own_models, method.different_data, method.honours_opt_out
+        yes = ["yes" if fact else "no" for fact in can]
         facts.add_row(name, *yes, method.server_does, weights, ", ".join(sent))
     console.show(
         "what they can do and what they cost",
         facts,
         "different models: each client may have a model of its own design",
         "different data: made for clients whose data differ",
+        "opt-out: samples that are opted out of the federation (opt_out) change nothing that leaves a client",
         "the server: what it does with what clients send",
         "weights sent: whether a model's weights leave a client",
         "sent a round: what a client's reply grows with",

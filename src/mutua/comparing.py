@@ -167,7 +167,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def _difference(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, Any]:
-    found = Difference.of_pairs([a for a, _ in pairs], [b for _, b in pairs])
+    found = Difference.of_pairs([a for a, _ in pairs], [b for _, b in pairs]).within(1)
     values = [None if a is None or b is None else a - b for a, b in pairs]
     return {"mean": found.mean, "std": found.sd, "values": values, "low": found.low, "high": found.high}
 

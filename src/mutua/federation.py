@@ -75,7 +75,7 @@ class Client:
     def __repr__(self) -> str:
         held = ", ".join(f"{len(getattr(self, split))} {split}" for split in ("train", "val", "test"))
         domain = "" if self.domain is None else f", domain {self.domain}"
-        return f"Client({self.id}: model {self.model.label}, {held}{domain}, classes {some(_held(self))})"
+        return f"Client({self.id}: model {self.model.title}, {held}{domain}, classes {some(_held(self))})"
 
     @property
     def task(self) -> Task:
@@ -192,14 +192,14 @@ class Federation:
 
     @property
     def _sheet(self) -> Sheet:
-        shared = "no global model" if self.global_model is None else f"global {self.global_model.label}"
+        shared = "no global model" if self.global_model is None else f"global {self.global_model.title}"
         common = "" if self.test is None else f", {several(len(self.test), 'common test sample')}"
         counts = several(len(self.clients), "client"), several(len(self.classes), "class", "classes")
         sizes = {split: [len(getattr(c, split)) for c in self.clients] for split in ("train", "val", "test")}
         if self.opting:
             sizes["opted out"] = [c.opted_out for c in self.clients]
         rows = [
-            (c.id, c.model.label, some(_held(c)), *(f"{numbers[k]:,}" for numbers in sizes.values()))
+            (c.id, c.model.title, some(_held(c)), *(f"{numbers[k]:,}" for numbers in sizes.values()))
             for k, c in enumerate(self.clients)
         ]
         notes = [f"public: {self.public}"] if self.public is not None else []

@@ -29,7 +29,7 @@ from mutua.participation import Attendance, Participation, left_out
 from mutua.privacy import Guarantee, guarantee
 from mutua.spec import PathLike, whole_number
 from mutua.store import State
-from mutua.text import Sheet, percent, several, size, some
+from mutua.text import Sheet, of_width, percent, several, size, some
 
 if TYPE_CHECKING:
     from mutua.recipe import Recipe
@@ -87,7 +87,7 @@ class ClientResult:
     def __repr__(self) -> str:
         scored = f"accuracy {percent(self.accuracy())} % on {several(len(self.client.test), 'own test sample')}"
         never = "" if self.trained else ", never trained"
-        return f"ClientResult({self.id}: {self.architecture.label}, {scored}{never})"
+        return f"ClientResult({self.id}: {self.architecture.title}, {scored}{never})"
 
     @property
     def id(self) -> str:
@@ -161,6 +161,7 @@ class ClientResult:
         return {
             "id": self.id,
             "model": self.architecture.label,
+            "width": self.architecture.width,
             "samples": len(self.client.train),
             "opted_out": self.client.opted_out,
             "test_samples": len(self.client.test),
@@ -305,7 +306,7 @@ def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -
     rows = [
         (
             c["id"],
-            c["model"],
+            of_width(c["model"], c.get("width", 1)),
             f"{c['samples']:,}",
             *(percent(c["accuracy"][model]) for model in models),
             size(ledger.bytes("up", c["id"])),

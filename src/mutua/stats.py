@@ -59,6 +59,11 @@ class Difference(Spread):
         middle = shares[0] - shares[1]
         return Difference(a - b, None, 1, middle - half, middle + half)
 
+    def within(self, most: float) -> Difference:
+        """The same, its interval cut to ± `most`: two accuracies cannot differ by more than 1."""
+        low, high = (None if end is None else min(most, max(-most, end)) for end in (self.low, self.high))
+        return Difference(self.mean, self.sd, self.n, low, high)
+
     def shifted(self, by: float) -> Difference:
         """The same difference, so much greater."""
         mean, low, high = (None if value is None else value + by for value in (self.mean, self.low, self.high))

@@ -70,6 +70,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
+def of_width(model: str, width: float) -> str:
+    """A model's name and, where it is not the whole model, its width."""
+    return model if width == 1 else f"{model}×{width:g}"
+
+
 def size(number: float) -> str:
     """Bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -424,3 +424,10 @@ def test_an_objective_without_a_gradient_is_said() -> None:
     batch = Batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.long), Task(("a", "b")), torch.zeros(1))
     with pytest.raises(InputError, match=r"objective: no term \(loss\) has a gradient"):
         trainer.step(lambda models, batch, hp: {"loss": models["m"](batch.x).sum().detach()}, batch)
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are() -> None:
+    trainer = Trainer({"personal": nn.Linear(1, 1), "meme": nn.Linear(1, 1)}, {}, Numbers())
+    with pytest.raises(InputError, match=r"models\['global'\]: no such model .*; there are personal, meme$"):
+        _ = trainer.models["global"]
+    assert trainer.models.get("global") is None and "global" not in trainer.models

@@ -75,7 +75,7 @@ def test_a_result(finished: Runs, printed: Callable[[], str]) -> None:
     own = percent(result.clients[1].accuracy())
     assert rows["c1"] == [
         "c1",
-        "mlp",
+        "mlp×0.1",
         "14",
         "1/1",
         own,

@@ -215,7 +215,8 @@ def test_differences_to_the_first_have_scipys_intervals(made: Report, compared: 
         interval = stats.ttest_rel(ours, first).confidence_interval(0.95)
         assert int(row["seeds"]) == len(ours)
         assert float(row["difference"]) == pytest.approx(np.subtract(ours, first).mean())
-        assert (float(row["from"]), float(row["to"])) == pytest.approx((interval.low, interval.high))
+        possible = np.clip((interval.low, interval.high), -1, 1)  # of two seeds it is wider than any difference
+        assert (float(row["from"]), float(row["to"])) == pytest.approx(tuple(possible))
         assert row["is"] == ("better" if interval.low > 0 else "worse" if interval.high < 0 else "cannot tell")
 
 
@@ -300,7 +301,7 @@ def test_a_report_opens_with_a_verdict_for_every_client(made: Report, compared: 
         interval = (difference.mean(),) * 2
         if difference.std():
             found = stats.ttest_rel(joined, alone).confidence_interval(0.95)
-            interval = found.low, found.high
+            interval = tuple(np.clip((found.low, found.high), -1, 1))
         assert float(row["difference"]) == pytest.approx(difference.mean())
         assert (float(row["from"]), float(row["to"])) == pytest.approx(interval)
         below, above = interval[1] < 0, interval[0] > 0

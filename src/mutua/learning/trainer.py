@@ -45,6 +45,15 @@ class Numbers:
 
 
 Models = Mapping[str, nn.Module]
+
+
+class _Named(dict[str, nn.Module]):
+    """Models by name, which says the names that there are."""
+
+    def __missing__(self, name: str) -> nn.Module:
+        raise InputError(f"models[{name!r}]: no such model is trained here; there are {', '.join(self)}")
+
+
 Terms = dict[str, Tensor]
 Objective = Callable[[Models, Batch, Numbers], Terms]
 
@@ -129,7 +138,7 @@ class Trainer:
         terms: Collection[str] | None = None,
     ) -> None:
         """`terms` are those that an objective may have beside one for each model; None is any."""
-        self.models = models
+        self.models: Models = _Named(models)
         self.optimizers = optimizers
         self.numbers = numbers
         self._known = None if terms is None else {*models, *terms}

@@ -27,6 +27,7 @@ from mutua.models import registry
 from mutua.models.parts import Size, sides
 from mutua.models.splice import Share
 from mutua.spec import Spec, local_path
+from mutua.text import of_width
 
 _EXPECTED = {
     "name": "a model's name, 'package.module:factory', a factory or an nn.Module",
@@ -76,6 +77,11 @@ class Architecture(Spec):
         if isinstance(self.name, str):
             return self.name
         return str(getattr(self.name, "__name__", type(self.name).__name__))
+
+    @property
+    def title(self) -> str:
+        """The label, and the width where it is not 1: what tables show."""
+        return of_width(self.label, self.width)
 
     def spec(self) -> dict[str, Any]:
         """Name and width as a recipe says them; an importable function or class by its path."""

@@ -18,8 +18,8 @@ from mutua.measures import ABOUT
 from mutua.methods import base
 from mutua.profile import Profile
 from mutua.result import Result
+from mutua.text import of_width, printable
 from mutua.text import percent as percent
-from mutua.text import printable
 from mutua.text import size as size
 from mutua.text import spread as spread
 from mutua.watching import Hashing as Hashing
@@ -167,7 +167,8 @@ def show_result(result: Result) -> None:
         part = client["participation"]
         rounds = f"{part['answered']}/{part['asked']}"
         held = [str(client["samples"]), *[str(client["opted_out"])] * opting]
-        clients.add_row(client["id"], client["model"], *held, rounds, *scores, sent)
+        model = of_width(client["model"], client["width"])
+        clients.add_row(client["id"], model, *held, rounds, *scores, sent)
     clients.add_section()
     for label, key, sent in (
         ("mean", "accuracy", size(summary["bytes"]["up"])),

@@ -36,28 +36,32 @@ def metrics(study: Study) -> Iterator[Table]:
         return
     rows: list[tuple[Cell, ...]] = []
     for label in study.labels:
-        over = [Spread.of([_mean(run, metric) for run in study.of(label)]) for metric in METRICS]
-        rows.append((label, *over))
+        found = [_by_client(run) for run in study.of(label)]
+        rows.append((label, *(Spread.of([_mean(of[metric]) for of in found]) for metric in METRICS)))
     heads = tuple(METRICS.values())
     title = "Other metrics in %: mean over clients" + (", and over seeds" if len(study.seeds) > 1 else "")
     yield Table("metrics", title, ("method",), heads, tuple(rows), REMARKS)
     if len(study.runs) == 1:
         [run] = study.runs
-        found = {metric: _by_client(run, metric) for metric in METRICS}
+        [of] = found
         each: list[tuple[Cell, ...]] = [
-            (client, *(Spread.of([found[metric].get(client)]) for metric in METRICS)) for client in run.clients
+            (client, *(Spread.of([of[metric].get(client)]) for metric in METRICS)) for client in run.clients
         ]
         yield Table("metrics-clients", "Metrics in % of each client", ("client",), heads, tuple(each))
 
 
-def _by_client(run: Run, metric: str) -> dict[str, float | None]:
+def _by_client(run: Run) -> dict[str, dict[str, float | None]]:
+    """By metric and client, in one pass: a long history is read from its file."""
     last = run.summary["rounds"] if run.summary is not None else None
-    rows = run.history.select(round=last, model="predictor", split="test", metric=metric)
-    return {row.client: row.value for row in rows}
+    found: dict[str, dict[str, float | None]] = {metric: {} for metric in METRICS}
+    for row in run.history.select(round=last, model="predictor", split="test"):
+        if row.metric in found:
+            found[row.metric][row.client] = row.value
+    return found
 
 
-def _mean(run: Run, metric: str) -> float | None:
-    known = [value for value in _by_client(run, metric).values() if value is not None]
+def _mean(values: dict[str, float | None]) -> float | None:
+    known = [value for value in values.values() if value is not None]
     return fmean(known) if known else None
 
 

@@ -188,7 +188,8 @@ def _differences(study: Study) -> Iterator[Table]:
     for first, label in ((members[0], label) for members in study.facets.values() for label in members[1:]):
         pairs = [(a, b) for a in study.of(label) for b in study.of(first) if a.seed == b.seed]
         for name in ("global", "predictor", "acc"):
-            found = Difference.of_pairs([a.measure(name) for a, _ in pairs], [b.measure(name) for _, b in pairs])
+            both = [a.measure(name) for a, _ in pairs], [b.measure(name) for _, b in pairs]
+            found = Difference.of_pairs(*both).within(1)
             if found.low is not None:
                 tells = {"holds": "better", "does not hold": "worse"}.get(found.verdict, found.verdict)
                 points = (Points(value) for value in (found.mean, found.low, found.high))

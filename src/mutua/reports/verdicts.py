@@ -48,7 +48,7 @@ def verdicts(study: Study, label: str) -> list[ClientVerdict]:
         if len(known) == 1 and samples:
             difference = Difference.of_shares(joined[0], alone[0], int(samples))
         else:
-            difference = Difference.of_pairs(joined, alone)
+            difference = Difference.of_pairs(joined, alone).within(1)
         found.append(ClientVerdict(client, Spread.of(joined), Spread.of(alone), difference))
     return found
 

@@ -10,6 +10,7 @@ from mutua.comparing import uses_global_alone
 from mutua.history import SELECTIONS
 from mutua.reports import console
 from mutua.reports.reading import Run, Study, common
+from mutua.text import of_width
 
 
 def what_was_run(study: Study) -> str:
@@ -84,10 +85,13 @@ def _model_words(run: Run) -> str:
     shared, own = models.get("global"), models.get("clients")
     if (entries := run.section("clients")) is not None:
         own = [entry["model"] for entry in entries]
-    names = [str((model or {}).get("name")) for model in (own if isinstance(own, list) else [own or shared])]
-    counts = Counter(names)
+    counts = Counter(_model(model or {}) for model in (own if isinstance(own, list) else [own or shared]))
     said = listed(f"{name} ({many})" if many > 1 else name for name, many in counts.items())
-    return f"{said}; the global: {shared['name'] if shared else 'none'}"
+    return f"{said}; the global: {_model(shared) if shared else 'none'}"
+
+
+def _model(given: Mapping[str, Any]) -> str:
+    return of_width(str(given.get("name")), given.get("width") or 1)
 
 
 def serves_global(run: Run) -> bool:
