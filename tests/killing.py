@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -121,20 +123,25 @@ def counting(last: int | None = None) -> Iterator[Moments]:
         sys.setprofile(None)
 
 
-def killed(moment: int, work: Callable[[], None]) -> None:
-    """Do the work in a process of its own, which dies at the moment, or at the end if it came so far."""
+def killed(moment: int, work: Callable[[], None]) -> bool:
+    """Do the work in a process of its own, which dies at the moment, or at the end; whether amid the work."""
+    ended = mmap.mmap(-1, 1)  # which both processes see
     child = os.fork()
     if child == 0:
         try:
             with counting(moment):
                 work()
         finally:
+            ended[0] = 1
             os.kill(os.getpid(), signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
+    return not ended[0]
 
 
-def kill_and_go_on(method: str, times: int, whole: Any, place: Path) -> None:
+def kill_and_go_on(method: str, times: int, whole: Any, place: Path) -> int:
+    """Kill so many runs once or twice and compare what they leave; how many kills fell within the work."""
+    kills = 0
     federation, expected, moments = whole(method)
     rng = random.Random(f"{method} {times}")
     begun = recipe_of(method)
@@ -142,12 +149,14 @@ def kill_and_go_on(method: str, times: int, whole: Any, place: Path) -> None:
         run = place / str(k)
         folder = RunFolder.create("tiny", 0, run)
         folder.write_recipe(begun)  # without which nothing has begun
-        killed(moments.draw(rng, saving=k % 3 == 0), lambda folder=folder: execute(begun, federation, folder))  # type: ignore[misc]
+        moment = moments.draw(rng, saving=k % 3 == 0)
+        kills += killed(moment, lambda folder=folder: execute(begun, federation, folder))  # type: ignore[misc]
         folder._lock.free()  # type: ignore[union-attr]  # the child's is gone with it
         for _ in range(k % 2):  # and once more, on the way
-            killed(moments.draw(rng, saving=False), lambda run=run: go_on(run, federation))  # type: ignore[misc]
+            kills += killed(moments.draw(rng, saving=False), lambda run=run: go_on(run, federation))  # type: ignore[misc]
         go_on(run, federation)
         assert left(run) == expected, (method, k)
+    return kills
 
 
 def onward(recipe: Recipe, place: Path, federation: Federation, **given: Any) -> None:
@@ -181,9 +190,28 @@ def waited(child: int) -> int:
 
 def children(parent: int) -> list[int]:
     """The processes that a process has started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
-                found.append(int(path.parent.name))
-    return sorted(found)
+    found = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat")]
+    return sorted(process for process in found if _stat(process)[1] == str(parent))
+
+
+def shot(process: int) -> bool:
+    """Kill a process that need not be a child of ours; whether it was alive.
+
+    It is halted first, and seen to be: whoever has ended and only waits to be noticed takes every signal too.
+    """
+    until = time.monotonic() + 10
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGSTOP)
+        while (state := _stat(process)[0]) not in "TZX" and time.monotonic() < until:
+            time.sleep(0.001)
+        os.kill(process, signal.SIGKILL)
+        return state == "T"
+    return False
+
+
+def _stat(process: int) -> tuple[str, str]:
+    """A process's state, X where there is none any more, and its parent."""
+    with suppress(OSError):
+        state, parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
+        return state, parent
+    return "X", ""

@@ -291,17 +291,10 @@ class Rounds:
         self._emit(RoundEnded(merged, self.history, self.ledger))
 
     def _reach(self, round: int) -> None:
-        seconds = time.perf_counter() - self._began
-        self.standing = self._stand(round, seconds)
-        if round == self.job.plan.rounds:
-            self.before_finish = self.standing
-        self._emit(Reached(self.standing))
-
-    def _stand(self, round: int, seconds: float) -> Standing:
         server = self.merger.saved
         if round > self.job.plan.rounds and self.before_finish is not None:
             server = finished(self.before_finish.server, self.merger.undone)
-        return Standing(
+        self.standing = Standing(
             round=round,
             server=server,
             stores=self.engine.stores,
@@ -309,8 +302,11 @@ class Rounds:
             ledger=Upto(self.ledger),
             participation=Upto(self.participation),
             validation=self.history.validation(self.judged, min(round, self.job.plan.rounds)),
-            seconds=seconds,
+            seconds=time.perf_counter() - self._began,
         )
+        if round == self.job.plan.rounds:
+            self.before_finish = self.standing
+        self._emit(Reached(self.standing))
 
     def _exchange(self, round: int) -> None:
         """Brief, train, merge what may be merged."""

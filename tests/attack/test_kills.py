@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from killing import (
     left,
     onward,
     recipe_of,
+    shot,
     waited,
 )
 from mutua.engines.workers import can_fork
@@ -94,6 +96,13 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 KILLS = 6
 """Of each of them."""
+MOMENTS = 25
+"""Of each of the papers' methods."""
+
+
+def test_there_are_150_kills_and_more() -> None:
+    """Each test counts those that met a process alive, and fails if it has fewer."""
+    assert KILLS * len(OPTIONS) + MOMENTS * len(PAPERS) + KILLS >= 150
 
 
 def made(name: str) -> Recipe:
@@ -124,16 +133,15 @@ class Attack:
         while target == "worker" and not children(child) and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(self.rng.uniform(0, self.seconds / (2 if target == "worker" else 1)))
-        victims = children(child) if target == "worker" else [child]
-        try:
-            if target == "group":
-                os.killpg(child, signal.SIGKILL)
-            elif victims:
-                os.kill(self.rng.choice(victims), signal.SIGKILL)
-        except ProcessLookupError:
-            victims = []
-        code = waited(child)
-        alive = bool(victims) and (target == "worker" or code == -signal.SIGKILL)
+        if target == "worker":
+            victims = children(child)
+            alive = bool(victims) and shot(self.rng.choice(victims))
+            code = waited(child)
+        else:
+            with suppress(ProcessLookupError):  # it may have no group of its own yet
+                (os.killpg if target == "group" else os.kill)(child, signal.SIGKILL)
+            code = waited(child)
+            alive = code == -signal.SIGKILL
         assert code in ((0,) if target == "worker" else (0, -signal.SIGKILL)), self.told.read_text()
         self.killed[target] += alive
         return alive
@@ -185,8 +193,9 @@ def test_killed_at_25_moments(
     method: str, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure
 ) -> None:
     monkeypatch.setattr("mutua.engines.local.cores", lambda: 1)
-    kill_and_go_on(method, 25, whole, tmp_path)
-    figure("kills", 25 + 12, f"{method}, at calls drawn among all")
+    kills = kill_and_go_on(method, MOMENTS, whole, tmp_path)
+    assert kills >= MOMENTS
+    figure("kills", kills, f"{method}, at calls drawn among all")
 
 
 def test_a_comparison_is_killed(tmp_path: Path, figure: Figure) -> None:
@@ -209,21 +218,25 @@ def test_a_comparison_is_killed(tmp_path: Path, figure: Figure) -> None:
         assert process.returncode == 0, err.decode()
 
     end(start("whole"))
-    for number in range(6):
+    number = -1
+    while sum(kills.values()) < KILLS:
+        number += 1
+        assert number < 4 * KILLS, "the comparison is too short to be hit"
         process, out = start(str(number)), tmp_path / str(number)
         until = time.monotonic() + 60
         while not list(out.glob("*/checkpoints")) and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 1))
         target = ("command", "run", "group")[number % 3]
-        if process.poll() is None:
+        if target == "run":
             victims = children(process.pid)
-            if target == "run" and victims:
-                os.kill(rng.choice(victims), signal.SIGKILL)
-            else:
+            kills[target] += bool(victims) and shot(rng.choice(victims))
+            process.communicate(timeout=300)
+        else:
+            if process.poll() is None:
                 (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGKILL)
-            kills[target] += 1
-        process.communicate(timeout=300)
+            process.communicate(timeout=300)
+            kills[target] += process.returncode == -signal.SIGKILL
         until = time.monotonic() + 60
         while (again := start(str(number))) and again.wait() == 2 and time.monotonic() < until:
             assert b"in use by another run" in (again.stderr.read() if again.stderr else b"")
