@@ -395,6 +395,15 @@ def test_runs_of_other_lengths_are_not_compared_and_that_is_said(gridded: Comman
     assert [run.path.name for run in study.runs if study.alone(run) is not None] == ["fewer-0"]
 
 
+def test_the_terminal_says_who_never_trained_and_that_alone_trained_less(gridded: Command) -> None:
+    words = ("compare", "tiny.yaml", "--methods", "finetuned,fml,independent", "--seeds", "0")
+    done = gridded(*words, "--set", "client_fraction=0.5")
+    assert done.code == 0, done.err
+    text = " ".join(done.out.split())
+    assert text.count("finetuned: trained on after the last round until validation says stop; alone did not") == 1
+    assert re.search(r"fml, seed 0: c[01] never trained: out of the predictors' means", text)
+
+
 def test_a_link_in_a_comparisons_folder_is_refused(gridded: Command, tmp_path: Path) -> None:
     """Its lock, a link, had the file that it leads to cut to nothing."""
     outside = tmp_path / "outside"

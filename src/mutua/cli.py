@@ -340,7 +340,7 @@ def compare(
         notes += [f"{name}: {told}" for name, run in done.items() if (told := console.options(run.recipe.method))]
         for label, run in {label: run for label, run in runs if run["privacy"] is not None}.items():
             notes.append(f"{label}, seed {run['seed']}: differential privacy {Guarantee.of(run['privacy'])}")
-        notes += sweep.not_compared()
+        notes += [*sweep.not_compared(), *sweep.unfair(), *comparing.never_trained(runs)]
         console.show_comparison(summary, cells[0][1].selection, notes)
         console.show_clients(summary)
         console.show_differences(summary)

@@ -19,7 +19,7 @@ from mutua.methods.base import Method
 from mutua.recipe import Recipe, expand, read_recipe
 from mutua.runs.files import Together, to_json
 from mutua.stats import Difference, Spread
-from mutua.text import Rows
+from mutua.text import Rows, some
 
 MEASURES = ("global", "predictor")
 DOMAINS = ("wdp", "cdp", "acc")
@@ -190,6 +190,15 @@ def rows(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[Any, ...]]:
         found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
         made += [(label, run["seed"], client, model, run["selection"], value) for client, model, value in found]
     return made
+
+
+def never_trained(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """A line for each run with clients whose own model never trained."""
+    found = []
+    for label, run in runs:
+        if out := [client["id"] for client in run["clients"] if not client.get("trained", True)]:
+            found.append(f"{label}, seed {run['seed']}: {some(out)} never trained: out of the predictors' means")
+    return found
 
 
 def folders(names: Sequence[str]) -> list[str]:

@@ -190,6 +190,17 @@ class Sweep:
                 found[run.cell.name] = not_compared(run.cell.name, run, rival)
         return list(found.values())
 
+    def unfair(self) -> list[str]:
+        """What to know where clients train on after the last round, and alone did not."""
+        finished = self.finished
+        rivals = [(run, alone(run, finished)) for run in finished if run.recipe.method.stops_early]
+        longer = dict.fromkeys(run.cell.name for run, rival in rivals if rival is not None and rival.length)
+        return [
+            f"{name}: trained on after the last round until validation says stop; alone did not; to be fair to "
+            "it, compare with independent:patience=10"
+            for name in longer
+        ]
+
     def check_recipes(self) -> None:
         """Refuse a folder that has runs of other recipes."""
         for run in self.runs:
