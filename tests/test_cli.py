@@ -113,7 +113,7 @@ def test_run_prints_a_table_and_leaves_a_folder(command: Command, tmp_path: Path
     assert done.err.splitlines()[-1].startswith("tiny: round 1/1, global ")
     assert max(map(len, done.out.splitlines())) <= 80
     own = 100 * last(folder, "c0", "predictor")
-    assert re.search(rf"^c0 +mlp +14 +1/1 +{own:.1f} ", done.out, re.MULTILINE)
+    assert re.search(rf"^c0 +mlp×0.1 +14 +1/1 +{own:.1f} ", done.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("method", ["fml", "fedavg", "independent"])
@@ -131,6 +131,7 @@ def test_json_has_these_keys_and_these_numbers(command: Command, tmp_path: Path,
         assert set(client) == {
             "id",
             "model",
+            "width",
             "samples",
             "opted_out",
             "test_samples",
