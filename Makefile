@@ -20,7 +20,7 @@ test-lowest: .venv-lowest/installed
 
 # The documents as a site in site/, with the API reference from the docstrings. Fails where a link or a name leads nowhere.
 docs: .venv/installed-docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # How fast it is beside a plain PyTorch loop: about eight minutes, on a machine with nothing else to do.
 bench: .venv/installed

@@ -1,12 +1,17 @@
-"""A hook of mkdocs: the site has the repository's folders, so that links work on both."""
+"""Hooks of mkdocs: pages lie as in the repository, so that links work on both, and load nothing from the web."""
 
+import logging
+import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
+LOADED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]*)"')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -19,3 +24,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             uri = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> None:
+    """Warn, which `--strict` makes a failure, where a page would load something from the web."""
+    for address in LOADED.findall(output):
+        logging.getLogger("mkdocs.hooks").warning("%s loads %s", page.file.src_uri, address)
