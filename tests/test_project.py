@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 import runpy
 import tomllib
@@ -42,6 +43,13 @@ def test_the_reference_has_every_public_name_once() -> None:
     told = re.findall(r"^::: mutua\.(\w+)$", page, re.MULTILINE)
     pages = {name for name in ("methods", "models") if f"]({name}.md)" in page}
     assert sorted([*told, *pages]) == mutua.__all__
+
+
+def test_what_the_reference_asks_for_is_there() -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    asked = [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
+    assert len(asked) > 40
+    assert not [name for name in asked if pydoc.locate(name) is None]
 
 
 def test_the_citation_is_of_this_version_and_names_no_person() -> None:
