@@ -24,8 +24,8 @@ import mutua
 from mutua.data.sources import load
 from mutua.methods import base
 from mutua.recipe import Recipe
-from mutua.runs.files import Lock
 from mutua.runs.folder import RunFolder
+from mutua.support.files import Lock
 
 Command = Callable[..., Any]
 REPORT = {"method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds"}
@@ -378,7 +378,7 @@ def test_prune_looks_at_a_run_only_when_it_has_it_alone(
         assert command("run", "--resume", "x").code == 0
         return Lock(folder, field)
 
-    monkeypatch.setattr("mutua.runs.files.Lock", late)
+    monkeypatch.setattr("mutua.support.files.Lock", late)
     assert command("runs", "prune", "x", "--keep", "1").code == 0
     held = RunFolder(broken_off).checkpoints
     assert 4 in held.kept and held.load(held.kept[4])

@@ -16,7 +16,7 @@ from mutua.errors import InputError
 from mutua.learning.schedules import Linear, Listed
 from mutua.methods import FML, FedAvg, FedProx, Independent
 from mutua.recipe import Recipe
-from mutua.runs.files import together
+from mutua.support.files import together
 
 
 @pytest.fixture

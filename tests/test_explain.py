@@ -6,11 +6,11 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from mutua.data.partitions import IID, Dirichlet, Shards
-from mutua.explain import explain
 from mutua.learning.optimizers import SGD
 from mutua.learning.schedules import Schedule
 from mutua.plan import Plan
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
+from mutua.support.explain import explain
 
 
 class Part(Spec):

@@ -29,7 +29,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mutua import imports, ledger
+from mutua import ledger
 from mutua.errors import InputError, MutuaError, Refused
 from mutua.learning import merging
 from mutua.message import Kind, Message, Part, count, number, weights
@@ -40,6 +40,7 @@ from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged, encode
 from mutua.runs.folder import RunFolder
 from mutua.runs.listing import Overview
+from mutua.support import importing
 
 SEED = 0
 QUICK = {"message": 900, "checkpoint": 600, "manifest": 150, "recipe": 150, "folder": 60, "weights": 140}
@@ -64,7 +65,7 @@ def no_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(imports, "_import", refuse)
+    monkeypatch.setattr(importing, "_import", refuse)
 
 
 FORBIDDEN = (

@@ -20,10 +20,10 @@ from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation import Federation
 from mutua.history import History, Row
-from mutua.log import Upto
 from mutua.measures import Finished
 from mutua.recipe import Recipe
 from mutua.runner import run
+from mutua.support.row_log import Upto
 
 Federate = Callable[..., Federation]
 Blobs = Callable[..., Samples]
@@ -106,7 +106,7 @@ def test_rows_come_back_as_they_went_in_from_memory_or_from_a_file(rows: list[Ro
         history.add(*row)
     upto = Upto(history)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mutua.log.KEPT", kept)
+        patch.setattr("mutua.support.row_log.KEPT", kept)
         upto.let_go(lambda: iter(rows))
         history.extend(rows[cut:])
     assert repr(history.rows) == plain and len(history) == len(rows)

@@ -14,7 +14,7 @@ import mutua
 from mutua.errors import RunError
 from mutua.federation import Federation
 from mutua.methods import FML
-from mutua.profile import Profile, Span, note, timed
+from mutua.support.profiling import Profile, Span, note, timed
 
 
 def test_the_parts_make_up_the_whole() -> None:

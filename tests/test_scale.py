@@ -11,12 +11,12 @@ import pytest
 
 from mutua import sweep
 from mutua.grid import Cell
-from mutua.log import Log
 from mutua.loggers import Logged
 from mutua.recipe import Recipe
 from mutua.rounds import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.support.row_log import Log
 from mutua.sweep import Sweep
 
 MANY = {
@@ -84,7 +84,7 @@ def test_rows_that_a_file_holds_leave_memory_and_the_run_ends_in_the_same_bytes(
             raise KeyboardInterrupt
 
     for name, most in (("whole", 10**6), ("few", 20), ("stopped", 20)):
-        monkeypatch.setattr("mutua.log.KEPT", most)
+        monkeypatch.setattr("mutua.support.row_log.KEPT", most)
         kept.clear()
         folder = RunFolder.create("x", 0, tmp_path / name)
         if name == "stopped":

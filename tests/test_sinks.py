@@ -15,7 +15,7 @@ import pytest
 import mutua
 from mutua.data.partitions import IID
 from mutua.errors import InputError
-from mutua.text import Rows, markup, printable
+from mutua.support.text import Rows, markup, printable
 
 NAMES = [
     "=HYPERLINK(1)",

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mutua import stopping
-from mutua.stopping import breakable, end, orderly, whole
+from mutua.support import signals
+from mutua.support.signals import breakable, end, orderly, whole
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_who_cannot_wait_for_the_saving_is_let_go_and_told_how_to_go_on() -> Non
     child = os.fork()
     if child == 0:
         os.dup2(write, 2)
-        stopping.PATIENCE = -1.0
+        signals.PATIENCE = -1.0
         with orderly(lambda: "to go on: this way"):
             end()
             send()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mutua.streams import enduring
+from mutua.support.output_streams import enduring
 
 # A method of one's own that prints in a worker, and whose printing would be its failure.
 TALKING = """

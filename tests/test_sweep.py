@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import yaml
 
-from mutua import stopping
 from mutua.methods import FedAvg, Independent
 from mutua.recipe import expand
 from mutua.reports import verdicts
 from mutua.reports.reading import read
-from mutua.runs.files import Lock, in_use
+from mutua.support import signals
+from mutua.support.files import Lock, in_use
 from mutua.sweep import Planned, Sweep
 
 Command = Callable[..., Any]
@@ -129,7 +129,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(
         if len(calls) == 2:  # Ctrl-C at the one who watches, which is passed on
             os.kill(os.getppid(), signal.SIGINT)
             until = time.monotonic() + 60
-            while not stopping._ears.asked and time.monotonic() < until:
+            while not signals._ears.asked and time.monotonic() < until:
                 time.sleep(0.01)
         return merge(self, server, replies)
 

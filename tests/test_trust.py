@@ -14,11 +14,12 @@ import pytest
 import yaml
 
 import mutua
-from mutua import imports, sweep
+from mutua import sweep
 from mutua.errors import InputError
 from mutua.grid import Cell
 from mutua.recipe import Recipe
 from mutua.runs.folder import RunFolder
+from mutua.support import importing
 
 NETS = """
 from functools import partial
@@ -64,7 +65,7 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for known in ("_trusted", "_refused"):
-        monkeypatch.setattr(imports, known, set())
+        monkeypatch.setattr(importing, known, set())
     yield name
     sys.modules.pop(name, None)
 
@@ -177,7 +178,7 @@ def test_code_within_a_methods_options_is_named_too_and_a_comparison_trusts_its_
     folder.write_recipe(recipe)
     assert folder._lock is not None
     folder._lock.free()
-    monkeypatch.setattr(imports, "_trusted", set())
+    monkeypatch.setattr(importing, "_trusted", set())
     planned = sweep.Planned(Cell({}, {}), recipe, tmp_path / "mine")
     assert sweep._folder(planned).recipe.code == [f"{nets}:Net"]
 
@@ -192,17 +193,17 @@ def test_a_run_of_ones_own_goes_on_by_the_line_that_it_prints(
     words = ["predict", "done", "--client", "c0", "--data", "new.npz"]
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 28, 28), np.uint8))
     assert command(*words).code == 0  # in one process the user has named it
-    monkeypatch.setattr(imports, "_trusted", set())
+    monkeypatch.setattr(importing, "_trusted", set())
     assert command(*words).code == 2
     assert command(*words, "--trust-code", f"{nets}:Net").code == 0
 
-    monkeypatch.setattr(imports, "_trusted", set())
+    monkeypatch.setattr(importing, "_trusted", set())
     asked = []
-    monkeypatch.setattr(imports, "ask", lambda question: asked.append(question) or True)
+    monkeypatch.setattr(importing, "ask", lambda question: asked.append(question) or True)
     assert command(*words).code == 0
     assert asked == [f"done/clients/c0/card.json names code from outside mutua, '{nets}:Net'. Import and run it?"]
-    monkeypatch.setattr(imports, "_trusted", set())
-    monkeypatch.setattr(imports, "ask", lambda question: False)
+    monkeypatch.setattr(importing, "_trusted", set())
+    monkeypatch.setattr(importing, "ask", lambda question: False)
     assert command(*words).code == 2
     mutua.trust(f"{nets}:Net")
     assert RunFolder.open(Path("done")).recipe.code == [f"{nets}:Net"]
@@ -222,8 +223,8 @@ def test_a_stopped_run_names_its_code(nets: str, command: Any, tmp_path: Path) -
 
 def test_what_is_given_in_python_may_be_named_by_files(nets: str) -> None:
     mutua.Architecture.of(change)
-    with imports.others(Path("card.json")):
-        mutua.Architecture.of(imports.path_of(change))
+    with importing.others(Path("card.json")):
+        mutua.Architecture.of(importing.path_of(change))
         with pytest.raises(InputError, match=r"card.json names code from outside mutua"):
             mutua.Architecture.of("mutua.cli:main")
         with pytest.raises(InputError, match=r"card.json names code from outside mutua"):

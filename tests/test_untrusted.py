@@ -21,7 +21,6 @@ import pytest
 import torch
 from torch._utils import _rebuild_meta_tensor_no_storage, _rebuild_tensor_v2
 
-from mutua import untrusted
 from mutua.data.sources import load
 from mutua.errors import InputError, MutuaError, Refused
 from mutua.message import Message
@@ -31,8 +30,9 @@ from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged
 from mutua.runs.folder import RunFolder
 from mutua.runs.listing import Overview
-from mutua.runs.logs import Events
 from mutua.runs.saved import SavedModel
+from mutua.support import safe_reading
+from mutua.support.growing_files import Events
 
 Finished = Callable[..., tuple[Path, Any]]
 
@@ -80,8 +80,8 @@ def test_arrays_that_are_none(data: bytes, said: str, tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=said):
         checkpoints.decode(data)
     (tmp_path / "w.safetensors").write_bytes(data)
-    with pytest.raises(untrusted.Unreadable):
-        untrusted.array_file(tmp_path / "w.safetensors")
+    with pytest.raises(safe_reading.Unreadable):
+        safe_reading.array_file(tmp_path / "w.safetensors")
 
 
 def test_a_strangers_words_come_in_one_line_that_can_be_printed() -> None:
@@ -164,22 +164,22 @@ def test_recipes_that_are_none(text: str, said: str, tmp_path: Path) -> None:
 def test_aliases_merges_and_dates_are_read_within_the_limits() -> None:
     text = "a: &a {x: 1, y: [1, 2]}\nb: {<<: *a, x: 2}\nc: [*a, *a]\nd: 2024-01-02\ne: {<<: [*a, {z: 3}]}"
     shared = {"x": 1, "y": [1, 2]}
-    assert untrusted.from_yaml(text) == {
+    assert safe_reading.from_yaml(text) == {
         "a": shared,
         "b": {"x": 2, "y": [1, 2]},
         "c": [shared, shared],
         "d": "2024-01-02",
         "e": {**shared, "z": 3},
     }
-    assert untrusted.from_yaml("[" * 64 + "]" * 64) is not None
-    with pytest.raises(untrusted.Unreadable, match="line 1, column 65"):
-        untrusted.from_yaml("[" * 65 + "]" * 65)
+    assert safe_reading.from_yaml("[" * 64 + "]" * 64) is not None
+    with pytest.raises(safe_reading.Unreadable, match="line 1, column 65"):
+        safe_reading.from_yaml("[" * 65 + "]" * 65)
 
 
 def test_json_by_the_letter() -> None:
     whole = {"a": [1, 2.5, -1e300, True, None, "ä\n😀"], "b": {}}
-    assert untrusted.from_json(json.dumps(whole)) == whole == untrusted.from_json(json.dumps(whole).encode())
-    assert untrusted.from_json("[" * 64 + "]" * 64) is not None
+    assert safe_reading.from_json(json.dumps(whole)) == whole == safe_reading.from_json(json.dumps(whole).encode())
+    assert safe_reading.from_json("[" * 64 + "]" * 64) is not None
     for text, said in {
         "[" * 65 + "1" + "]" * 65: "nested",
         "[" * 10**5: "nested",
@@ -190,8 +190,8 @@ def test_json_by_the_letter() -> None:
         r'{"\udc00": 1}': "surrogates",
         "{": "not JSON",
     }.items():
-        with pytest.raises(untrusted.Unreadable, match=said):
-            untrusted.from_json(text)
+        with pytest.raises(safe_reading.Unreadable, match=said):
+            safe_reading.from_json(text)
 
 
 # Weights
@@ -252,10 +252,10 @@ PICKLES: dict[str, tuple[Any, str]] = {
 def test_pickles(value: Any, said: str, tmp_path: Path) -> None:
     path = pickled(tmp_path / "w.pt", value)
     if not said:
-        assert untrusted.array_file(path)["weight"].tolist() == [1] * 4
+        assert safe_reading.array_file(path)["weight"].tolist() == [1] * 4
         return
-    with pytest.raises(untrusted.Unreadable, match=said):
-        untrusted.array_file(path)
+    with pytest.raises(safe_reading.Unreadable, match=said):
+        safe_reading.array_file(path)
 
 
 def test_a_state_dict_of_every_type_is_read(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_state_dict_of_every_type_is_read(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     for whole in (plain, layout, model.state_dict(), dict(model.named_parameters())):
         torch.save(whole, tmp_path / "w.pt")
-        found = untrusted.array_file(tmp_path / "w.pt")
+        found = safe_reading.array_file(tmp_path / "w.pt")
         assert found.keys() == whole.keys()
         for name, array in whole.items():
             assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
@@ -417,7 +417,7 @@ def test_the_last_of_many_events_are_read_and_mended(tmp_path: Path, monkeypatch
     events = Events(tmp_path / "events.jsonl")
     for i in range(100):
         events.add("round", round=i)
-    monkeypatch.setattr(untrusted, "TEXT", 500)
+    monkeypatch.setattr(safe_reading, "TEXT", 500)
     assert [e["round"] for e in events.read()] == list(range(100))[-len(events.read()) :]
     with events.path.open("ab") as file:
         file.write(b'{"event": "torn')
@@ -455,7 +455,7 @@ MEASURE = """
 import json, resource, struct, sys, zipfile
 from pathlib import Path
 import torch
-from mutua import untrusted
+from mutua.support import safe_reading
 from mutua.errors import MutuaError
 from mutua.message import Message
 from mutua.recipe import Recipe
@@ -463,7 +463,7 @@ from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.folder import RunFolder
 from mutua.runs.saved import SavedModel
-from mutua.runs.logs import Events
+from mutua.support.growing_files import Events
 
 place, run = map(Path, sys.argv[1:])
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.methods import base
 from mutua.recipe import Recipe
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 Command = Callable[..., Any]
 

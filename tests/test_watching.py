@@ -16,7 +16,7 @@ from mutua.errors import LeftOut
 from mutua.federation import Federation
 from mutua.methods import FML
 from mutua.rounds import Event, Finished, Standing
-from mutua.text import Sheet
+from mutua.support.text import Sheet
 
 Federate = Callable[..., Federation]
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mutua.faults import Faults as Faults
     from mutua.federation import Client as Client
     from mutua.federation import Federation as Federation
-    from mutua.imports import trust as trust
     from mutua.learning import merging as merging
     from mutua.learning.optimizers import SGD as SGD
     from mutua.learning.optimizers import Adam as Adam
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from mutua.reports.writing import report as report
     from mutua.result import Result as Result
     from mutua.runner import run as run
+    from mutua.support.importing import trust as trust
 
 # The public surface, by home. Loaded when first used, so that `import mutua` costs next to nothing.
 _HOMES = {
@@ -60,7 +60,7 @@ _HOMES = {
     "Faults": "mutua.faults",
     "Client": "mutua.federation",
     "Federation": "mutua.federation",
-    "trust": "mutua.imports",
+    "trust": "mutua.support.importing",
     "merging": "mutua.learning.merging",
     "SGD": "mutua.learning.optimizers",
     "Adam": "mutua.learning.optimizers",

@@ -9,15 +9,16 @@ def main() -> None:
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if hears:  # while what it takes is imported, it just ends
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from mutua import cli, stopping
+    from mutua import cli
+    from mutua.support import signals
 
     if hears:
-        stopping.take_over()
+        signals.take_over()
     try:
         try:
             cli.main()
         finally:
-            stopping.end()
+            signals.end()
             if hears:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:  # between two lines of ours

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import mutua
-from mutua import errors, stopping
+from mutua import errors
 from mutua.errors import InputError, MutuaError, RunError, line, short_of_memory
-from mutua.streams import enduring
+from mutua.support import signals
+from mutua.support.output_streams import enduring
 
 # Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
@@ -175,8 +176,8 @@ def run(
 ) -> None:
     """Run a recipe, or go on with a run that was stopped."""
     from mutua.engines.workers import cores
-    from mutua.profile import Profile
     from mutua.reports import console
+    from mutua.support.profiling import Profile
 
     _trust(trust_code)
     with Profile(workers or cores()).active() if profile else nullcontext() as times:
@@ -220,12 +221,12 @@ def _run(
     """The run's folder; None if there was nothing to do."""
     from mutua.faults import Faults
     from mutua.loggers import known_logger
-    from mutua.profile import timed
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
     from mutua.runner import prepared
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder
+    from mutua.support.profiling import timed
 
     logger = None if log is None else known_logger(log)
     if resume is not None:
@@ -788,8 +789,8 @@ def runs_prune(
     A finished run needs none: --keep 0 removes them all. Its models stay.
     """
     from mutua.reports import console
-    from mutua.runs.files import Lock
     from mutua.runs.listing import Overview
+    from mutua.support.files import Lock
 
     Overview.of(run_dir)  # refuses what is no run's folder before a lock is left in it
     lock = Lock(run_dir, "RUN")
@@ -810,13 +811,13 @@ def runs_prune(
 
 def _trust(names: list[str] | None) -> None:
     """Trust the code of these names; where there is a terminal, ask about others."""
-    from mutua import imports
+    from mutua.support import importing
 
     for name in ",".join(names or []).split(","):
         if name.strip():
-            imports.trust(name.strip())
+            importing.trust(name.strip())
     if sys.stdin.isatty() and sys.stderr.isatty():
-        imports.ask = lambda question: typer.confirm(line(question), err=True)
+        importing.ask = lambda question: typer.confirm(line(question), err=True)
 
 
 def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | None) -> Recipe:
@@ -828,14 +829,14 @@ def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | No
 
 
 def _print_json(report: dict[str, Any], indent: int | None = 2) -> None:
-    from mutua.runs.files import to_json
+    from mutua.support.files import to_json
 
     typer.echo(to_json(report, indent))
 
 
 def main() -> None:
     """The command line: a user's mistake is one line on stderr, never a traceback."""
-    stopping.begin()
+    signals.begin()
     with enduring() as lost:
         code = _carry_out()
         sys.stdout.flush()
@@ -858,7 +859,7 @@ def _carry_out() -> int:
     except (typer.Abort, KeyboardInterrupt):
         stopped = True
     except Exception as error:
-        if stopping.stopped():  # some packages, broken off while they are loaded, raise what they like
+        if signals.stopped():  # some packages, broken off while they are loaded, raise what they like
             return _complain("stopped by Ctrl-C", 1)
         if short_of_memory(error):
             return _complain("there was no memory left; free some, raise its limit (ulimit), or use less data", 1)

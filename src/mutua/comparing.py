@@ -10,16 +10,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mutua import untrusted
 from mutua.errors import InputError
 from mutua.grid import Cell, facets
 from mutua.measures import Finished
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe import Recipe, expand, read_recipe
-from mutua.runs.files import Together, to_json
 from mutua.stats import Difference, Spread
-from mutua.text import Rows, some
+from mutua.support import safe_reading
+from mutua.support.files import Together, to_json
+from mutua.support.text import Rows, some
 
 MEASURES = ("global", "predictor")
 DOMAINS = ("wdp", "cdp", "acc")
@@ -53,8 +53,8 @@ class Contender:
             if not equals or not key:
                 raise InputError(f"--methods: '{text}': write options as name:key=value, such as fedprox:mu=0.1")
             try:
-                options[key] = untrusted.from_yaml(value)
-            except untrusted.Unreadable:
+                options[key] = safe_reading.from_yaml(value)
+            except safe_reading.Unreadable:
                 raise InputError(f"--methods: '{text}': '{value}' is not a YAML value") from None
         try:
             method = base.of(options)

@@ -23,10 +23,8 @@ from mutua.comparing import (
     write,
 )
 from mutua.errors import InputError
-from mutua.explain import checked
 from mutua.federation import Federation
 from mutua.history import SELECTIONS
-from mutua.imports import installed
 from mutua.measures import ABOUT, Held, Measure, alone
 from mutua.methods import base
 from mutua.methods.base import Method
@@ -36,10 +34,12 @@ from mutua.recipe import Recipe
 from mutua.result import Result
 from mutua.rounds import Callback
 from mutua.runner import prepared, run
-from mutua.runs.files import together
 from mutua.runs.folder import new_folder
-from mutua.spec import PathLike, whole_number
-from mutua.text import Sheet, size, spread
+from mutua.support.configuration import PathLike, whole_number
+from mutua.support.explain import checked
+from mutua.support.files import together
+from mutua.support.importing import installed
+from mutua.support.text import Sheet, size, spread
 from mutua.watching import EndOfRun, ProgressBar, bars
 
 SHOWN = ("global", "predictor", "acc")

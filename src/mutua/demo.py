@@ -13,7 +13,7 @@ from mutua.reports import console, figures
 from mutua.result import Result
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
-from mutua.spec import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path
 
 RECIPE = {
     "name": "demo",

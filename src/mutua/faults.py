@@ -12,10 +12,10 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from mutua.errors import InputError
-from mutua.explain import explain
 from mutua.federation import Federation
 from mutua.seeds import numpy_stream
-from mutua.spec import PathLike, Spec, read_yaml
+from mutua.support.configuration import PathLike, Spec, read_yaml
+from mutua.support.explain import explain
 
 Kind = Literal["nan", "inf", "shape", "name", "dtype", "norm", "bytes", "raise"]
 

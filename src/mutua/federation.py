@@ -17,11 +17,11 @@ from mutua.data.public import dealt as shared_out
 from mutua.data.samples import Layout, Preprocess, Samples, known_classes, together, undeclared
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError, MutuaError, place
-from mutua.explain import checked
 from mutua.learning.task import Task
 from mutua.models import Architecture, shared_names
-from mutua.spec import whole_number
-from mutua.text import Sheet, several, some
+from mutua.support.configuration import whole_number
+from mutua.support.explain import checked
+from mutua.support.text import Sheet, several, some
 
 if TYPE_CHECKING:
     from mutua.data.partitions import Partition

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from mutua.log import Log
-from mutua.text import some
+from mutua.support.row_log import Log
+from mutua.support.text import some
 
 Key = tuple[str, str, str, str]
 Metrics = Mapping[str, float | None]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mutua.errors import Refused
-from mutua.log import Log
 from mutua.message import DTYPES, NUMBERS, Kind, Message
-from mutua.text import size, some
+from mutua.support.row_log import Log
+from mutua.support.text import size, some
 
 Direction = Literal["up", "down"]
 Shares = Mapping[Kind, str]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from mutua.errors import InputError, line
-from mutua.imports import by_path
 from mutua.reports.console import show_notes
 from mutua.rounds import Callback, Event, Finished, RoundEnded, Started, Stopped
-from mutua.spec import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.importing import by_path
 
 
 class Logger(Protocol):

@@ -15,7 +15,7 @@ from mutua.history import History
 from mutua.ledger import Direction, Ledger
 from mutua.result import Result
 from mutua.runs.folder import RunFolder
-from mutua.spec import PathLike
+from mutua.support.configuration import PathLike
 
 CURVES = ("global", "predictor", "global_own")
 """What is measured at every evaluation, so that it can reach a value or settle."""

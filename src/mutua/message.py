@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mutua import untrusted
 from mutua.errors import Refused
-from mutua.text import several, some
+from mutua.support import safe_reading
+from mutua.support.text import several, some
 
 Tensors = dict[str, Tensor]
 
@@ -113,8 +113,8 @@ class Message(Mapping[str, Part]):
     def decode(data: bytes) -> Message:
         """The message in these bytes; `Refused` where they are none."""
         try:
-            flat, _ = untrusted.arrays(data)
-        except untrusted.Unreadable as error:
+            flat, _ = safe_reading.arrays(data)
+        except safe_reading.Unreadable as error:
             raise Refused(f"not a message: {error}") from None
         parts: dict[str, Part] = {}
         for key, array in flat.items():

@@ -26,8 +26,8 @@ from mutua.recipe import Recipe
 from mutua.result import Predictor, Result, sheet
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
-from mutua.spec import PathLike, local_path
-from mutua.text import Sheet
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.text import Sheet
 
 HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
 

@@ -32,8 +32,8 @@ from mutua.models import Architecture, shared_names
 from mutua.modules import Modules, batch_normed
 from mutua.plan import Plan
 from mutua.seeds import derive, private, public, torch_stream
-from mutua.stopping import whole
 from mutua.store import State, Store, copied, not_finite
+from mutua.support.signals import whole
 
 if TYPE_CHECKING:
     from mutua.methods.base import Method

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from mutua.log import Log
-from mutua.text import some
+from mutua.support.row_log import Log
+from mutua.support.text import some
 
 Outcome = Literal[
     "merged", "answered", "idle", "refused", "undone", "failed", "trained", "unfinished", "unevaluated"

@@ -15,7 +15,7 @@ from mutua.learning.optimizers import SGD, Optimizer
 from mutua.learning.precision import Precision
 from mutua.privacy import Privacy
 from mutua.seeds import numpy_stream, public
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 if TYPE_CHECKING:
     from mutua.methods.base import Method

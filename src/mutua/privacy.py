@@ -22,7 +22,7 @@ from pydantic import Field, field_validator, model_validator
 from mutua.errors import InputError
 from mutua.message import Kind, Message, weights
 from mutua.seeds import Path, normals, torch_stream
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 if TYPE_CHECKING:
     from mutua.federation import Client, Federation

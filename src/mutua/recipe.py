@@ -20,13 +20,11 @@ from pydantic import (
     model_validator,
 )
 
-from mutua import untrusted
 from mutua.data.partitions import IID, Partition, dealt_by
 from mutua.data.samples import Layout
 from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
-from mutua.explain import checked
 from mutua.faults import Faults
 from mutua.federation import Client, Federation
 from mutua.grid import Axes, Cell, Grid, cells, changed, put
@@ -36,8 +34,10 @@ from mutua.models import Architecture
 from mutua.plan import Plan
 from mutua.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
-from mutua.spec import PathLike, Spec, read_yaml
-from mutua.text import several
+from mutua.support import safe_reading
+from mutua.support.configuration import PathLike, Spec, read_yaml
+from mutua.support.explain import checked
+from mutua.support.text import several
 
 
 class _Section(Spec):
@@ -354,7 +354,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
     if not equals or not path:
         raise InputError(f"--set {override}: write it as key.key=value, such as method.alpha=0.3")
     try:
-        value = untrusted.from_yaml(text)
-    except untrusted.Unreadable:
+        value = safe_reading.from_yaml(text)
+    except safe_reading.Unreadable:
         raise InputError(f"--set {override}: '{text}' is not a YAML value") from None
     put(tree, path, value, f"--set {override}")

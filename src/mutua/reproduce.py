@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mutua import untrusted
 from mutua.grid import Cell, Labels
 from mutua.measures import REACHING, Measure
 from mutua.recipes import Claim, Item, Scale, load
-from mutua.runs.files import to_json, write
-from mutua.spec import PathLike, local_path
 from mutua.stats import Difference, Spread
+from mutua.support import safe_reading
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import to_json, write
 from mutua.sweep import Outcome, Planned, Sweep, Watch
 
 RECORD = "reproduction.json"
@@ -212,7 +212,7 @@ def place(name: str, scale: Scale, out: PathLike) -> Path:
 def read(folder: PathLike) -> dict[str, Any] | None:
     """What a reproduction has written down; None where there is none."""
     try:
-        found = untrusted.from_json(untrusted.text(local_path(folder, "--out") / RECORD))
+        found = safe_reading.from_json(safe_reading.text(local_path(folder, "--out") / RECORD))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"seeds", "minutes"} <= found.keys() else None

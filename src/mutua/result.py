@@ -27,9 +27,9 @@ from mutua.modules import Modules
 from mutua.participant import Job, Participant
 from mutua.participation import Attendance, Participation, left_out
 from mutua.privacy import Guarantee, guarantee
-from mutua.spec import PathLike, whole_number
 from mutua.store import State
-from mutua.text import Sheet, of_width, percent, several, size, some
+from mutua.support.configuration import PathLike, whole_number
+from mutua.support.text import Sheet, of_width, percent, several, size, some
 
 if TYPE_CHECKING:
     from mutua.recipe import Recipe

@@ -15,15 +15,15 @@ from mutua.federation import Federation
 from mutua.guard import Merger, NotFinite, can_be_undone, finished, unfinished
 from mutua.history import History, Metrics, Row
 from mutua.ledger import Entry, Ledger, may_leave
-from mutua.log import Upto
 from mutua.message import Message, Tensors
 from mutua.methods.base import Server
 from mutua.participant import Job, Reply
 from mutua.participation import Outcome, Participation, Turn
-from mutua.profile import timed
-from mutua.stopping import breakable, end, whole
 from mutua.store import State, Store
-from mutua.text import several
+from mutua.support.profiling import timed
+from mutua.support.row_log import Upto
+from mutua.support.signals import breakable, end, whole
+from mutua.support.text import several
 from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]

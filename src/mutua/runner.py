@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from mutua.errors import InputError, LeftOut, line, suggest
-from mutua.explain import checked
 from mutua.faults import Faults
 from mutua.federation import Federation, build
 from mutua.methods.base import Method
@@ -21,8 +20,9 @@ from mutua.plan import Plan, lengthened
 from mutua.privacy import within_budget
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing
-from mutua.spec import whole_number
 from mutua.store import Store
+from mutua.support.configuration import whole_number
+from mutua.support.explain import checked
 
 ENGINES = ["local"]
 TOLD = 5

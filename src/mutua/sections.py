@@ -18,9 +18,9 @@ from mutua.data.samples import Samples, fitting, together
 from mutua.data.splits import ClientData
 from mutua.errors import InputError
 from mutua.federation import Client, Federation
-from mutua.imports import by_path, permit
 from mutua.seeds import numpy_stream
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
+from mutua.support.importing import by_path, permit
 
 
 class Checkpoints(Spec):

@@ -28,19 +28,19 @@ from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation import Federation
 from mutua.grid import Cell
-from mutua.imports import trust
 from mutua.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
 from mutua.methods import base
 from mutua.recipe import Recipe
 from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
 from mutua.runner import prepared
 from mutua.runs.execute import execute
-from mutua.runs.files import ASIDE, Lock, plain, together
 from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.inputs import inputs, listed
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
-from mutua.spec import PathLike, local_path
-from mutua.stopping import announce, forking, heed, ignore, orderly, quiet
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import ASIDE, Lock, plain, together
+from mutua.support.importing import trust
+from mutua.support.signals import announce, forking, heed, ignore, orderly, quiet
 from mutua.watching import left_out, standing
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")

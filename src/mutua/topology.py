@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mutua import untrusted
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream, public
-from mutua.spec import local_path
+from mutua.support import safe_reading
+from mutua.support.configuration import local_path
 
 KINDS = ("all", "pairs", "ring")
 
@@ -67,6 +67,6 @@ def _read(path: Path) -> Any:
         raise InputError(f"topology: '{path}' is neither {', '.join(KINDS)} nor a file")
     readers = {".graphml": networkx.read_graphml, ".gml": networkx.read_gml}
     try:
-        return readers.get(path.suffix, networkx.read_edgelist)(io.BytesIO(untrusted.read_bytes(path)))
+        return readers.get(path.suffix, networkx.read_edgelist)(io.BytesIO(safe_reading.read_bytes(path)))
     except Exception as error:  # each reader has errors of its own
         raise InputError(f"topology: {path} cannot be read as a graph ({error})") from None

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from mutua import errors
 from mutua.history import History
 from mutua.rounds import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
-from mutua.text import percent, printable, several, size
+from mutua.support.text import percent, printable, several, size
 
 err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 

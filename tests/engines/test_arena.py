@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutua.engines import arena as module
-from mutua.engines.arena import ALIGNMENT, Arena, Parcel
 from mutua.errors import RunError
+from mutua.support import shared_memory as module
+from mutua.support.shared_memory import ALIGNMENT, Arena, Parcel
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
 

@@ -21,7 +21,6 @@ import torch
 
 import mutua
 from mutua.data.samples import together
-from mutua.engines.arena import Parcel
 from mutua.engines.local import LocalEngine
 from mutua.engines.workers import Task, Workers, _Turn, cores
 from mutua.errors import Fault, InputError, MachineFault, RunError
@@ -29,8 +28,9 @@ from mutua.federation import Federation
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.models import convolution
-from mutua.profile import Span
 from mutua.result import Result
+from mutua.support.profiling import Span
+from mutua.support.shared_memory import Parcel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 Federate = Callable[..., Federation]
@@ -521,7 +521,7 @@ def test_a_signal_to_the_whole_group_ends_no_worker(tmp_path: Path) -> None:
     code = (
         "import os, signal, time\n"
         "from mutua.engines.workers import Task, Workers\n"
-        "from mutua.stopping import orderly, whole\n"
+        "from mutua.support.signals import orderly, whole\n"
         "def slow(task):\n"
         "    if task.client == '0': os.killpg(0, signal.SIGTERM)\n"
         "    time.sleep(0.3)\n"

@@ -22,7 +22,6 @@ import yaml
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
-from mutua import untrusted
 from mutua.cli import app
 from mutua.errors import InputError
 from mutua.recipe import Recipe
@@ -35,9 +34,10 @@ from mutua.reports.report import Code, Report
 from mutua.reports.report import compose as report
 from mutua.reports.tables import Bytes, Points, Table
 from mutua.reports.tables import told as shown
-from mutua.runs.files import to_json
 from mutua.runs.saved import SavedModel
 from mutua.stats import Spread
+from mutua.support import safe_reading
+from mutua.support.files import to_json
 
 Runs = Callable[..., tuple[Path, Any]]
 ODD = "<b>$x_{&\\"
@@ -665,7 +665,7 @@ def test_a_comparison_is_read_however_many_clients_its_runs_have(copied: Path) -
             if (run["seed"], run["bytes"], run["seconds"]) == (mine["seed"], mine["bytes"], mine["seconds"]):
                 run["clients"] = mine["clients"]
     (copied / "comparison.json").write_text(to_json(told))
-    assert (copied / "comparison.json").stat().st_size > untrusted.TEXT
+    assert (copied / "comparison.json").stat().st_size > safe_reading.TEXT
     assert read(copied).labels == list(METHODS)
 
 

@@ -21,18 +21,18 @@ from safetensors import safe_open
 from safetensors.torch import _TYPES as TYPES_OF_SAFETENSORS
 from safetensors.torch import load, load_file, save
 
-from mutua import untrusted
 from mutua.errors import RunError
 from mutua.message import Kind, Message, Part, count, number, weights
 from mutua.recipe import Recipe
 from mutua.rounds import Standing
-from mutua.runs import checkpoints, files
+from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, decode, due, encode
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
-from mutua.runs.logs import Mark
 from mutua.sections import Checkpoints as Settings
 from mutua.store import Commit, State, Store
+from mutua.support import files, safe_reading
+from mutua.support.growing_files import Mark
 
 MARK = Mark(bytes=0, rows=0, sha256="")
 FACTS: dict[str, Any] = {"versions": {}, "history": MARK, "ledger": MARK}
@@ -338,16 +338,16 @@ def test_files_larger_than_the_limit_are_neither_written_nor_read(
 ) -> None:
     held = held_of(tmp_path, r1=None)
     with (tmp_path / "000002.json").open("wb") as file:
-        file.truncate(untrusted.TEXT + 1)
+        file.truncate(safe_reading.TEXT + 1)
     with (tmp_path / "server" / "000001.safetensors").open("r+b") as file:
         file.truncate(2**40)  # a hole: it takes no room
     again = Checkpoints(tmp_path)
-    assert list(again.damaged.values()) == [f"it has more than {untrusted.TEXT} bytes"]
+    assert list(again.damaged.values()) == [f"it has more than {safe_reading.TEXT} bytes"]
     with pytest.raises(Damaged, match=r"server/000001.safetensors has 1099511627776 bytes; it had \d+$"):
         again.load(again.kept[1])
     for limit in ("ARRAYS", "NAMES", "TEXT"):
         with monkeypatch.context() as patch:
-            patch.setattr(untrusted, limit, 100)
+            patch.setattr(safe_reading, limit, 100)
             with pytest.raises(RunError, match="it is too large"):
                 held.write(standing(3, a=3), **FACTS)
 

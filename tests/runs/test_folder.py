@@ -18,14 +18,14 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import mutua
-from mutua import untrusted
 from mutua.errors import InputError, RunError
 from mutua.methods import base
 from mutua.recipe import Recipe
 from mutua.runs import folder
 from mutua.runs.execute import execute
-from mutua.runs.files import to_json
 from mutua.runs.folder import RunFolder, dated, filling, new_folder
+from mutua.support import safe_reading
+from mutua.support.files import to_json
 
 Finished = Callable[..., tuple[Path, Any]]
 
@@ -282,7 +282,7 @@ def test_a_folder_that_could_not_be_made_can_be_made_again(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("mutua.runs.logs.Table.begin", full)
+        patch.setattr("mutua.support.growing_files.Table.begin", full)
         with pytest.raises(InputError, match=r"^--out: cannot write to .*run: No space left on device; name ano"):
             RunFolder.create("tiny", 0, tmp_path / "run")
     assert RunFolder.create("tiny", 0, tmp_path / "run").path.is_dir()
@@ -294,7 +294,9 @@ def test_a_folder_whose_run_was_killed_before_it_began_is_used_again(
     recipe, run = Recipe.of(tiny), tmp_path / "run"
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr("mutua.runs.files.Together.settle", lambda _: os._exit(9))  # recipe.yaml is half there
+        monkeypatch.setattr(
+            "mutua.support.files.Together.settle", lambda _: os._exit(9)
+        )  # recipe.yaml is half there
         execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, run))
     os.waitpid(child, 0)
     left = sorted(path.name for path in run.iterdir())
@@ -514,9 +516,9 @@ def test_a_recipe_of_thousands_of_clients_can_be_read_again_or_is_refused(
     data = [{"name": "arrays", "path": f"site-{i}.npz"} for i in range(4000)]
     entries = [{"id": f"c{i}", "data": mine, "model": "mlp"} for i, mine in enumerate(data)]
     recipe = Recipe.of({"clients": entries, "method": "fml", "models": {"global": "mlp"}})
-    assert Recipe.of(untrusted.from_yaml(recipe.dump())) == recipe
+    assert Recipe.of(safe_reading.from_yaml(recipe.dump())) == recipe
     monkeypatch.setattr(folder, "LONG_RECIPE", 0)
-    monkeypatch.setattr(untrusted, "NODES", 60)
+    monkeypatch.setattr(safe_reading, "NODES", 60)
     done = command("run", "tiny.yaml", "--out", "x")
     assert done.code == 2 and "recipe: filled in with its defaults it could not be read again (" in done.err
     assert "data and partition" in done.err and not (tmp_path / "x").exists()

@@ -25,11 +25,11 @@ from mutua.errors import InputError, RunError
 from mutua.federation import Federation
 from mutua.history import Row
 from mutua.methods import base
-from mutua.runs.files import in_use
 from mutua.runs.folder import RunFolder, versions
 from mutua.runs.listing import Overview
-from mutua.runs.logs import Mark, Table
 from mutua.store import Store
+from mutua.support.files import in_use
+from mutua.support.growing_files import Mark, Table
 
 
 def work_in(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +503,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(
             now -= timedelta(hours=1)
             return now
 
-    monkeypatch.setattr("mutua.runs.logs.datetime", Backwards)
+    monkeypatch.setattr("mutua.support.growing_files.datetime", Backwards)
     monkeypatch.setattr("mutua.runs.folder.datetime", Backwards)
     monkeypatch.setattr(time, "time", lambda: Backwards.now().timestamp())
     place = tmp_path / "run"

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from mutua.data.sources import KNOWN, data_folder
 from mutua.errors import InputError, RunError, suggest
-from mutua.spec import PathLike
+from mutua.support.configuration import PathLike
 
 TIMEOUT = 30.0  # seconds without a byte
 CHUNK = 1 << 18

@@ -15,7 +15,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 TRIES = 1000
 EPS = 1e-9

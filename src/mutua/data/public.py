@@ -12,7 +12,7 @@ from mutua.data.samples import Samples, together
 from mutua.data.splits import stratified
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream, public, torch_stream
-from mutua.text import some
+from mutua.support.text import some
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mutua.errors import InputError
-from mutua.text import several, some
+from mutua.support.text import several, some
 
 Layout = Literal["channels-first", "channels-last"]
 MOST_NUMBERED = 100_000

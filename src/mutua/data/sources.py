@@ -18,7 +18,7 @@ from mutua.data import formats
 from mutua.data.formats import Arrays
 from mutua.data.samples import Layout, Preprocess, Samples, fitting
 from mutua.errors import InputError, suggest
-from mutua.spec import PathLike, local_path, whole_number
+from mutua.support.configuration import PathLike, local_path, whole_number
 
 EMBEDDED = Path(__file__).with_name("mnist5k.xz")
 DIGITS = tuple("0123456789")

@@ -15,7 +15,7 @@ from mutua.data.samples import Samples, settled
 from mutua.data.transforms import rotate
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 
 class Split(Spec):

@@ -20,10 +20,10 @@ from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.message import Message, Tensors
 from mutua.modules import Modules
 from mutua.participant import Assessment, Job, Reply, Verb, assess, perform
-from mutua.profile import Span, note
 from mutua.rounds import Briefs, Evaluation, Replies
-from mutua.stopping import whole
 from mutua.store import State, Store, copied
+from mutua.support.profiling import Span, note
+from mutua.support.signals import whole
 
 
 @dataclass

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from mutua.engines.arena import Arena, Block, Parcel, Place
 from mutua.errors import Fault, MachineFault, MutuaError, RunError
-from mutua.profile import Span
-from mutua.stopping import announce, breakable, forking, heed, ignore
+from mutua.support.profiling import Span
+from mutua.support.shared_memory import Arena, Block, Parcel, Place
+from mutua.support.signals import announce, breakable, forking, heed, ignore
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mutua.errors import Refused
 from mutua.message import Tensors
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 COMPARABLE = 3
 """Of fewer replies none is refused for being longer than the others: there is no majority."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mutua.errors import InputError
 from mutua.learning.schedules import Schedule, value, within
 from mutua.message import Tensors
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 Rate = Annotated[Schedule, within(0, 1e6)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]

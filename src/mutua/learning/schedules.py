@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 
 from mutua.errors import suggest
-from mutua.spec import Spec
+from mutua.support.configuration import Spec
 
 
 def _number(given: Any) -> float:

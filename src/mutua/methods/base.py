@@ -15,9 +15,7 @@ from torch import nn
 
 from mutua.data.public import Public
 from mutua.errors import InputError, Refused, suggest
-from mutua.explain import explain
 from mutua.federation import Federation, build
-from mutua.imports import by_path, in_hand, path_of
 from mutua.learning import merging
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
@@ -26,8 +24,10 @@ from mutua.message import NUMBERS, Kind, Message, Part, weights
 from mutua.models import Architecture, shared_names
 from mutua.participant import EarlyStopping, Participant, initial_seed
 from mutua.plan import Plan
-from mutua.spec import Spec
 from mutua.store import State
+from mutua.support.configuration import Spec
+from mutua.support.explain import explain
+from mutua.support.importing import by_path, in_hand, path_of
 from mutua.topology import Topology
 
 BANDWIDTH = {

@@ -19,15 +19,15 @@ from pydantic import (
 )
 from torch import Tensor, nn
 
-from mutua import untrusted
 from mutua.errors import InputError, suggest
-from mutua.explain import TRUTH
-from mutua.imports import factory_by_path, in_hand, path_of, permit
 from mutua.models import registry
 from mutua.models.parts import Size, sides
 from mutua.models.splice import Share
-from mutua.spec import Spec, local_path
-from mutua.text import of_width
+from mutua.support import safe_reading
+from mutua.support.configuration import Spec, local_path
+from mutua.support.explain import TRUTH
+from mutua.support.importing import factory_by_path, in_hand, path_of, permit
+from mutua.support.text import of_width
 
 _EXPECTED = {
     "name": "a model's name, 'package.module:factory', a factory or an nn.Module",
@@ -193,6 +193,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"models.init: no file {path}")
     try:
-        return untrusted.array_file(path)
-    except untrusted.Unreadable as error:
+        return safe_reading.array_file(path)
+    except safe_reading.Unreadable as error:
         raise InputError(f"models.init: {path} holds no readable weights ({error})") from None

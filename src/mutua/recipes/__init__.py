@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from mutua.errors import InputError, suggest
-from mutua.explain import checked
 from mutua.grid import Cell, Grid, as_label, as_labels, cells, changed, kept, known
 from mutua.measures import check
 from mutua.recipe import Recipe
-from mutua.spec import Spec, read_yaml
+from mutua.support.configuration import Spec, read_yaml
+from mutua.support.explain import checked
 
 FOLDER = Path(__file__).parent
 Scale = Literal["laptop", "paper"]

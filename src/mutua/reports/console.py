@@ -16,12 +16,12 @@ from mutua.errors import line
 from mutua.history import SELECTIONS, Selection
 from mutua.measures import ABOUT
 from mutua.methods import base
-from mutua.profile import Profile
 from mutua.result import Result
-from mutua.text import of_width, printable
-from mutua.text import percent as percent
-from mutua.text import size as size
-from mutua.text import spread as spread
+from mutua.support.profiling import Profile
+from mutua.support.text import of_width, printable
+from mutua.support.text import percent as percent
+from mutua.support.text import size as size
+from mutua.support.text import spread as spread
 from mutua.watching import Hashing as Hashing
 from mutua.watching import ProgressBar as ProgressBar
 from mutua.watching import bars as bars

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 
 from mutua.errors import InputError
-from mutua.text import printable
+from mutua.support.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import numpy as np
 
 from mutua.federation import Federation
 from mutua.reports import console, figures
-from mutua.spec import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import mutua
 from mutua.reports.figures import INK, Picture
 from mutua.reports.report import Code, Report, Section
 from mutua.reports.tables import Table
-from mutua.text import markup
+from mutua.support.text import markup
 
 STYLE = f"""
 body {{ margin: 0; background: #fff; color: #1a1a1a; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,

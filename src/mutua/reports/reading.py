@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from mutua import untrusted
 from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
 from mutua.grid import facets
@@ -19,11 +18,12 @@ from mutua.history import History
 from mutua.ledger import Ledger
 from mutua.measures import Finished, Measure, alone, alone_otherwise, length
 from mutua.privacy import Guarantee
-from mutua.runs.files import reason
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined
-from mutua.spec import PathLike, local_path
 from mutua.stats import Spread
+from mutua.support import safe_reading
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import reason
 
 Value = float | None
 COMPARISON = "comparison.json"
@@ -158,7 +158,7 @@ class Run:
         """By client, its classes and its predictor's confusion matrix without zeros: true, predicted, count."""
         found = {}
         for file in sorted(self.path.glob("clients/*/confusion.json")):
-            held = untrusted.from_json(untrusted.text(file))
+            held = safe_reading.from_json(safe_reading.text(file))
             classes = list(map(str, held["classes"]))
             if "confusion" in held:  # the whole matrix, as it was once written
                 matrix = np.asarray(held["confusion"], int)
@@ -321,8 +321,8 @@ def _told(file: Path) -> list[Mapping[str, Any]]:
         return []
     try:
         # It repeats what its runs' own files say, each of which is no longer than the limit.
-        told = sum(min(run.stat().st_size, untrusted.TEXT) for run in file.parent.glob("*/run.json"))
-        return list(untrusted.from_json(untrusted.text(file, untrusted.TEXT + 2 * told))["runs"])
+        told = sum(min(run.stat().st_size, safe_reading.TEXT) for run in file.parent.glob("*/run.json"))
+        return list(safe_reading.from_json(safe_reading.text(file, safe_reading.TEXT + 2 * told))["runs"])
     except (OSError, LookupError, TypeError, ValueError) as error:
         why = f"cannot be read ({reason(error)}); remove it, and runs are named by their methods"
         raise InputError(f"RUN: {file} {why}") from None

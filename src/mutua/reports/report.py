@@ -16,9 +16,9 @@ from mutua.reports.labels import counts_by_client
 from mutua.reports.reading import Run, Study, believing, common
 from mutua.reports.tables import Bytes, Cell, Points, Table
 from mutua.reports.words import compared, listed, serves_global, what_was_run
-from mutua.spec import PathLike
 from mutua.stats import Difference, Spread
-from mutua.text import some
+from mutua.support.configuration import PathLike
+from mutua.support.text import some
 
 if TYPE_CHECKING:
     from mutua.federation import Federation

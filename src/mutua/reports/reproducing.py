@@ -12,7 +12,7 @@ from mutua.errors import InputError
 from mutua.measures import COUNTS, Measure
 from mutua.reports import console
 from mutua.reproduce import Reproduction
-from mutua.spec import PathLike
+from mutua.support.configuration import PathLike
 
 PAGE = """# Reproduction
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mutua.reports import console
 from mutua.stats import Spread
-from mutua.text import Rows, markup, printable
+from mutua.support.text import Rows, markup, printable
 
 
 @dataclass(frozen=True)

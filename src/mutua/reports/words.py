@@ -10,7 +10,7 @@ from mutua.comparing import uses_global_alone
 from mutua.history import SELECTIONS
 from mutua.reports import console
 from mutua.reports.reading import Run, Study, common
-from mutua.text import of_width
+from mutua.support.text import of_width
 
 
 def what_was_run(study: Study) -> str:

@@ -12,9 +12,9 @@ from mutua.reports.page import html as as_html
 from mutua.reports.paper import pdf as as_pdf
 from mutua.reports.reading import read
 from mutua.reports.report import Report, compose
-from mutua.runs.files import reason
-from mutua.runs.files import write as write_whole
-from mutua.spec import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import reason
+from mutua.support.files import write as write_whole
 
 
 def write(

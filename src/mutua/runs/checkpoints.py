@@ -19,16 +19,15 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import ConfigDict, Field, ValidationError
 
-from mutua import untrusted
 from mutua.errors import MutuaError, RunError
 from mutua.message import DTYPES, Kind, Message, Part, Tensors
 from mutua.rounds import Standing
-from mutua.runs import files
 from mutua.runs.inputs import Inputs
-from mutua.runs.logs import Mark
 from mutua.sections import Checkpoints as Settings
-from mutua.spec import Spec
 from mutua.store import Commit, State, Store
+from mutua.support import files, safe_reading
+from mutua.support.configuration import Spec
+from mutua.support.growing_files import Mark
 
 TYPES = DTYPES | {
     torch.uint16: "U16",
@@ -48,7 +47,7 @@ class File(Spec):
     """An array file: of which round, how long, and its checksum."""
 
     round: int = Field(ge=0)
-    bytes: int = Field(ge=0, le=untrusted.ARRAYS)
+    bytes: int = Field(ge=0, le=safe_reading.ARRAYS)
     sha256: str
 
 
@@ -166,7 +165,7 @@ class Checkpoints:
             **facts,
         )
         sealed = _sealed(manifest)
-        if len(sealed) > untrusted.TEXT:
+        if len(sealed) > safe_reading.TEXT:
             raise RunError(f"a list of {len(clients)} clients' files cannot be saved: it is too large")
         files.write(self._manifest(standing.round), sealed)
         self.kept[manifest.round] = manifest
@@ -284,7 +283,7 @@ def _safetensors(arrays: Tensors, about: str) -> Pieces:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    if offset + len(text) + 8 > untrusted.ARRAYS or len(text) > untrusted.NAMES:
+    if offset + len(text) + 8 > safe_reading.ARRAYS or len(text) > safe_reading.NAMES:
         raise RunError(f"a state of {offset} bytes and {len(text)} of names cannot be saved: it is too large")
     return [len(text).to_bytes(8, "little"), text, *pieces]
 
@@ -292,15 +291,15 @@ def _safetensors(arrays: Tensors, about: str) -> Pieces:
 def decode(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
     """The state, the reply and what is said about them; `Damaged` where the bytes are none."""
     try:
-        arrays, metadata = untrusted.arrays(data)
-        about = untrusted.from_json(metadata["mutua"])
+        arrays, metadata = safe_reading.arrays(data)
+        about = safe_reading.from_json(metadata["mutua"])
         state = {
             group: {name: arrays.pop(f"{group}/{name}") for name in names}
             for group, names in about.pop("groups").items()
         }
         parts = about.pop("reply")
         reply = None if parts is None else Message(**{n: _part(n, part, arrays) for n, part in parts.items()})
-    except untrusted.Unreadable as error:
+    except safe_reading.Unreadable as error:
         raise Damaged(str(error)) from None
     except Exception as error:  # whatever a stranger's names make these raise
         raise Damaged(f"it cannot be read ({type(error).__name__})") from None
@@ -357,7 +356,7 @@ def _sealed(manifest: Manifest) -> str:
 
 def _manifest(path: Path) -> Manifest:
     try:
-        body = untrusted.from_json(untrusted.text(path))
+        body = safe_reading.from_json(safe_reading.text(path))
         if not isinstance(body, dict) or body.pop("sha256", None) != _sum(body):
             raise Damaged("its checksum is wrong")
         manifest = Manifest.model_validate(body)

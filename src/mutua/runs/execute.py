@@ -13,7 +13,7 @@ from mutua.rounds import Callback
 from mutua.runner import run
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import Show
-from mutua.stopping import orderly
+from mutua.support.signals import orderly
 
 
 def execute(

@@ -33,19 +33,15 @@ import torch
 from safetensors import SafetensorError
 
 import mutua
-from mutua import untrusted
 from mutua.errors import InputError, RunError, short_of_memory
 from mutua.federation import Federation
 from mutua.history import History, Row
-from mutua.imports import others
 from mutua.ledger import Direction, Entry, Ledger
-from mutua.log import Upto
 from mutua.message import Tensors
 from mutua.methods import base
 from mutua.modules import Modules, one_thread
 from mutua.participation import OUTCOMES, Participation, Turn
 from mutua.plan import Plan, lengthened
-from mutua.profile import timed
 from mutua.recipe import Recipe
 from mutua.result import ClientResult, Result, reported
 from mutua.rounds import (
@@ -61,12 +57,16 @@ from mutua.rounds import (
     Trained,
 )
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, Marks, due
-from mutua.runs.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.runs.inputs import Inputs, Show, changed_fields, inputs, listed, recipe_of
-from mutua.runs.logs import SCHEMA, Events, Mark, Table, torn
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
-from mutua.spec import PathLike, local_path
-from mutua.text import some
+from mutua.support import safe_reading
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
+from mutua.support.growing_files import SCHEMA, Events, Mark, Table, torn
+from mutua.support.importing import others
+from mutua.support.profiling import timed
+from mutua.support.row_log import Upto
+from mutua.support.text import some
 
 LONG_RECIPE = 2**18
 """Shorter ones, in characters, are within the limits of what is read."""
@@ -468,8 +468,8 @@ class RunFolder:
         text = recipe.dump()
         try:
             if len(text) > LONG_RECIPE:
-                untrusted.from_yaml(text)
-        except untrusted.Unreadable as error:
+                safe_reading.from_yaml(text)
+        except safe_reading.Unreadable as error:
             raise InputError(
                 f"recipe: filled in with its defaults it could not be read again ({error}); "
                 "have fewer clients, or deal one set of data to them (data and partition)"
@@ -519,7 +519,7 @@ class RunFolder:
         )
         told = record.model_dump(mode="json")
         text = to_json(told)
-        if len(text) > untrusted.TEXT:  # of tens of thousands of clients; what is read again is not longer
+        if len(text) > safe_reading.TEXT:  # of tens of thousands of clients; what is read again is not longer
             text = to_json(told, indent=None)
         write(self.path / "run.json", text + "\n")
         self.events.add("finished", seconds=round(result.seconds, 3))
@@ -547,7 +547,7 @@ class RunFolder:
         # Without its zeros: a matrix of thousands of classes would be larger than what is read again.
         table = {"classes": list(client.client.task.classes), "cells": client.confusion_cells(model)}
         text = to_json(table, indent=None) + "\n"
-        if len(text) <= untrusted.TEXT:  # else docs/runs.md says that there is none
+        if len(text) <= safe_reading.TEXT:  # else docs/runs.md says that there is none
             files.write(place / "confusion.json", text)
 
     @property

@@ -23,15 +23,15 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
-from mutua import untrusted
 from mutua.data.samples import Samples
 from mutua.engines.workers import cores
 from mutua.errors import InputError, line
 from mutua.federation import Federation
-from mutua.imports import by_path
 from mutua.models import Architecture, registry
 from mutua.recipe import Recipe, models_in
-from mutua.spec import Spec
+from mutua.support import safe_reading
+from mutua.support.configuration import Spec
+from mutua.support.importing import by_path
 from mutua.topology import KINDS
 
 Show = Callable[[int, int], None]
@@ -68,14 +68,14 @@ class Inputs(Spec):
 def recipe_of(text: str) -> Recipe:
     """The recipe in a run's record."""
     try:
-        return Recipe.of(untrusted.from_yaml(text))
-    except (untrusted.Unreadable, TypeError, ValueError) as error:
+        return Recipe.of(safe_reading.from_yaml(text))
+    except (safe_reading.Unreadable, TypeError, ValueError) as error:
         raise InputError(f"RUN: the recipe in its record cannot be read: {error}") from None
 
 
 def changed_fields(was: str, now: str) -> list[str]:
     """The fields in which two recipes, in YAML, differ: "optimizer.lr was 0.05, is 0.45"."""
-    before, after = (dict(_fields(untrusted.from_yaml(text))) for text in (was, now))
+    before, after = (dict(_fields(safe_reading.from_yaml(text))) for text in (was, now))
 
     def told(fields: Mapping[str, Any], name: str) -> str:
         return line(reprlib.repr(fields[name])) if name in fields else "not there"

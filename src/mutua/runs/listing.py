@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from mutua import untrusted
 from mutua.errors import InputError, line
-from mutua.explain import explain
 from mutua.methods import base
-from mutua.runs.files import in_use, size
 from mutua.runs.folder import RunFolder, no_run
 from mutua.runs.inputs import changed_fields
 from mutua.sections import Checkpoints as Settings
-from mutua.spec import PathLike, local_path
+from mutua.support import safe_reading
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.explain import explain
+from mutua.support.files import in_use, size
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -39,8 +39,8 @@ class Overview:
         """Look at a run's folder."""
         folder = RunFolder(path)  # which refuses one whose files may be anything
         try:
-            text = untrusted.text(folder.path / "recipe.yaml", untrusted.RECIPE)
-            found = untrusted.from_yaml(text)
+            text = safe_reading.text(folder.path / "recipe.yaml", safe_reading.RECIPE)
+            found = safe_reading.from_yaml(text)
         except (OSError, ValueError):
             found = text = None
         recorded = folder.recorded
@@ -50,7 +50,7 @@ class Overview:
             way_out = f"remove it, and 'mutua run --resume {folder.path}' writes it anew"
             raise InputError(f"RUN: {folder.path} has no readable recipe.yaml; {way_out}")
         try:
-            recipe = found if recorded is None else untrusted.from_yaml(recorded)
+            recipe = found if recorded is None else safe_reading.from_yaml(recorded)
         except ValueError:
             recipe = None
         if not isinstance(recipe, dict):

@@ -24,10 +24,10 @@ from mutua.modules import Modules, one_thread
 from mutua.participant import EarlyStopping, Job, Participant
 from mutua.plan import Plan
 from mutua.result import expect
-from mutua.runs.files import to_json, together
 from mutua.runs.folder import RunFolder, filling
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, read
-from mutua.spec import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import to_json, together
 
 HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
 

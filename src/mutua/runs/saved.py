@@ -12,17 +12,17 @@ import torch
 from pydantic import ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from torch import nn
 
-from mutua import untrusted
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError
-from mutua.explain import explain
-from mutua.imports import others
 from mutua.message import Tensors
 from mutua.models import Architecture
 from mutua.models.splice import Share
 from mutua.result import Predictor
-from mutua.runs.files import Together, reason, to_json
-from mutua.spec import PathLike, Spec, local_path
+from mutua.support import safe_reading
+from mutua.support.configuration import PathLike, Spec, local_path
+from mutua.support.explain import explain
+from mutua.support.files import Together, reason, to_json
+from mutua.support.importing import others
 
 MOST_INPUTS = 2**26
 """A model's input is no larger: images are resized to what a card says."""
@@ -83,8 +83,8 @@ class SavedModel:
         """The arrays of the model that the card describes."""
         file = self.path / self.card.weights
         try:
-            return untrusted.array_file(file)
-        except untrusted.Unreadable as error:
+            return safe_reading.array_file(file)
+        except safe_reading.Unreadable as error:
             raise InputError(f"RUN: {file} cannot be read ({reason(error)}); it is damaged or missing") from None
 
     @property
@@ -174,7 +174,7 @@ K = TypeVar("K", bound=Kept)
 def read(path: Path, kind: type[K]) -> K:
     """What such a file holds, checked."""
     try:
-        return kind.model_validate(untrusted.from_json(untrusted.text(path)))
+        return kind.model_validate(safe_reading.from_json(safe_reading.text(path)))
     except ValidationError as error:
         raise InputError(f"RUN: {path}: {explain(error, kind)}") from None
     except (OSError, ValueError) as error:

@@ -15,11 +15,11 @@ from mutua.data import formats, sources
 from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
 from mutua.result import expect
-from mutua.runs.files import to_json
 from mutua.runs.folder import filling
 from mutua.runs.saved import SavedModel
-from mutua.spec import PathLike, local_path
-from mutua.text import Rows
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import to_json
+from mutua.support.text import Rows
 
 
 @dataclass(frozen=True)

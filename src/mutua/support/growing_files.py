@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from mutua import untrusted
-from mutua.runs.files import to_json
-from mutua.spec import Spec
+from mutua.support import safe_reading
+from mutua.support.configuration import Spec
+from mutua.support.files import to_json
 
 LINE = 2**20
 """No line is longer, in bytes."""
@@ -165,7 +165,7 @@ class Events:
         if not self.path.exists():
             return b""
         with self.path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - untrusted.TEXT))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - safe_reading.TEXT))
             return file.read()
 
 
@@ -181,8 +181,8 @@ def _parsed(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         try:
-            event = untrusted.from_json(line)
-        except untrusted.Unreadable:
+            event = safe_reading.from_json(line)
+        except safe_reading.Unreadable:
             continue
         if isinstance(event, dict):
             found.append(event)

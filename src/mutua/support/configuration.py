@@ -9,9 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from mutua import untrusted
 from mutua.errors import InputError
-from mutua.explain import NUMBER, TRUTH, WHOLE, explain
+from mutua.support import safe_reading
+from mutua.support.explain import NUMBER, TRUTH, WHOLE, explain
 
 PathLike = str | os.PathLike[str]
 """A path as people give one."""
@@ -91,14 +91,14 @@ def read_yaml(path: PathLike, what: str) -> dict[str, Any]:
     """The keys and values of a YAML file; `what` it is, for complaints."""
     path = local_path(path, what)
     try:
-        text = untrusted.text(path, untrusted.RECIPE)
+        text = safe_reading.text(path, safe_reading.RECIPE)
     except OSError as error:
         raise InputError(f"{what}: {path}: {error.strerror}; give a YAML file") from None
-    except untrusted.Unreadable as error:
+    except safe_reading.Unreadable as error:
         raise InputError(f"{what}: {path}: {error}; give a YAML file") from None
     try:
-        tree = untrusted.from_yaml(text)
-    except untrusted.Unreadable as error:
+        tree = safe_reading.from_yaml(text)
+    except safe_reading.Unreadable as error:
         raise InputError(f"{what}: {path}: not YAML: {error}") from None
     if not isinstance(tree, dict):
         held = "nothing" if tree is None else f"a {type(tree).__name__}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar, TypeVar, overload
 
-from mutua.imports import installed
+from mutua.support.importing import installed
 
 R = TypeVar("R", bound=tuple[Any, ...])
 

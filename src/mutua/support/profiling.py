@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mutua.errors import RunError
-from mutua.runs.files import write
-from mutua.spec import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path
+from mutua.support.files import write
 
 KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
 """What the engines' tasks count as; any other name stands for itself."""
