@@ -19,11 +19,11 @@ from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import NO_MEMORY, Diverged, Fault, MachineFault, MutuaError, described, short_of_memory
 from mutua.federation import Client, build
-from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.layout import channels_last
 from mutua.learning.optimizers import restore, state_of
 from mutua.learning.precision import computing_in
+from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Models, Objective, Trainer, own_streams
 from mutua.ledger import may_leave

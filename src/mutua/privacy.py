@@ -251,7 +251,7 @@ def seen_in_messages(
 
 def _steps(plan: Plan, samples: int, rounds: int, noise: float) -> Uses:
     """What a client's training used of the Gaussian mechanism in so many rounds."""
-    from mutua.learning.dpsgd import sampling_rate, steps_an_epoch
+    from mutua.learning.private_training import sampling_rate, steps_an_epoch
 
     steps = plan.steps or (plan.epochs or 1) * steps_an_epoch(samples, plan.batch_size)
     return Uses(noise, sampling_rate(samples, plan.batch_size), rounds * steps)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import mutua
 from mutua.errors import InputError
-from mutua.learning.dpsgd import PoissonLoader, PrivateTrainer
 from mutua.learning.optimizers import SGD
+from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
