@@ -28,8 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import mutua
 import mutua.result
 from mutua.data.samples import Samples, together
-from mutua.federation import Client, Federation, build
-from mutua.message import Tensors
+from mutua.federation.federation import Client, Federation, build
+from mutua.federation.message import Tensors
 from mutua.models import Architecture
 from mutua.participant import initial_seed
 from mutua.rounds import Event, Reached, RoundEnded, RoundStarted

@@ -20,16 +20,16 @@ from torch import nn
 from mutua.data.samples import Samples
 from mutua.engines.local import LocalEngine
 from mutua.errors import Fault
-from mutua.federation import Client, Federation
-from mutua.message import Message, Tensors
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Message, Tensors
+from mutua.federation.module_pool import Modules
+from mutua.federation.plan import Plan
+from mutua.federation.store import State
 from mutua.methods import Method
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import Job, Reply
-from mutua.plan import Plan
 from mutua.rounds import Briefs, Event, Replies, Rounds
 from mutua.seeds import torch_stream
-from mutua.store import State
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.recipe import Recipe
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.execute import execute

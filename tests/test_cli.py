@@ -240,7 +240,7 @@ def test_clients_with_data_models_and_classes_of_their_own(command: Command, tmp
 @pytest.fixture
 def broken_off(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder x of a run that was stopped by Ctrl-C in its second round of three."""
-    from mutua.store import Store
+    from mutua.federation.store import Store
 
     commit = Store.commit
 

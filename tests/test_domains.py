@@ -14,7 +14,7 @@ from torch import nn
 from mutua import methods
 from mutua.data.public import Public
 from mutua.data.samples import Samples
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
 from mutua.models import Architecture
 from mutua.runner import run
 

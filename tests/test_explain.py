@@ -6,9 +6,9 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from mutua.data.partitions import IID, Dirichlet, Shards
+from mutua.federation.plan import Plan
 from mutua.learning.optimizers import SGD
 from mutua.learning.schedules import Schedule
-from mutua.plan import Plan
 from mutua.support.configuration import Spec
 from mutua.support.explain import explain
 

@@ -22,8 +22,8 @@ from mutua.data.samples import together
 from mutua.engines.faulty import FaultyEngine, spoilt
 from mutua.errors import InputError, RunError
 from mutua.faults import Faults, Kind
-from mutua.federation import Federation
-from mutua.message import Message, Tensors, weights
+from mutua.federation.federation import Federation
+from mutua.federation.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.participant import Participant
 from mutua.recipe import Recipe

@@ -16,9 +16,9 @@ from mutua.data.partitions import IID
 from mutua.data.samples import Preprocess, Samples
 from mutua.data.splits import ClientData
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Tensors
 from mutua.learning.evaluation import measure
-from mutua.message import Tensors
 from mutua.methods import FML, Centralised, FedAvg
 from mutua.models import Architecture
 

@@ -29,10 +29,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mutua import ledger
 from mutua.errors import InputError, MutuaError, Refused
+from mutua.federation import ledger
+from mutua.federation.message import Kind, Message, Part, count, number, weights
 from mutua.learning import merging
-from mutua.message import Kind, Message, Part, count, number, weights
 from mutua.methods import FedAvg
 from mutua.models import architecture
 from mutua.recipe import Recipe

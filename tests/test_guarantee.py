@@ -17,13 +17,13 @@ import yaml
 from scipy import stats
 
 import mutua
-from mutua.ledger import Ledger
-from mutua.message import Message, Tensors, weights
+from mutua.federation.ledger import Ledger
+from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.plan import Plan
+from mutua.federation.privacy import Guarantee, Uses, epsilon, guarantee, largest
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
 from mutua.participant import Job, Participant
 from mutua.participation import Participation
-from mutua.plan import Plan
-from mutua.privacy import Guarantee, Uses, epsilon, guarantee, largest
 from mutua.seeds import normals, torch_stream, uniforms
 
 UNIFORM = FedAvg(weights="uniform")

@@ -13,16 +13,16 @@ import torch
 import mutua
 from mutua.data.public import Public, carve
 from mutua.errors import RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.message import Kind, Message, Part, Tensors, weights
+from mutua.federation.privacy import Privacy
+from mutua.federation.store import State, Store, not_finite
 from mutua.guard import LARGE, Guard, too_long
 from mutua.learning.schedules import Schedule
-from mutua.message import Kind, Message, Part, Tensors, weights
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
 from mutua.participant import Participant
-from mutua.privacy import Privacy
 from mutua.rounds import Finished, Reached, Rejected, Rounds, Standing, Stopped
 from mutua.runs.checkpoints import decode, encode
-from mutua.store import State, Store, not_finite
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

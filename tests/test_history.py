@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mutua import methods
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.history import History, Row
 from mutua.measures import Finished
 from mutua.recipe import Recipe

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mutua.errors import Refused, RunError
-from mutua.federation import Federation
-from mutua.ledger import Entry, Ledger, may_leave
-from mutua.message import NUMBERS, Kind, Message, Part, count, weights
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import Entry, Ledger, may_leave
+from mutua.federation.message import NUMBERS, Kind, Message, Part, count, weights
 from mutua.methods import FML, FedAvg, Independent
 from mutua.rounds import Rejected
 

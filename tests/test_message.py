@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mutua.errors import Refused
-from mutua.message import Kind, Message, Part, count, weights
+from mutua.federation.message import Kind, Message, Part, count, weights
 from mutua.seeds import torch_stream
 
 DTYPES = [

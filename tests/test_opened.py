@@ -17,7 +17,7 @@ from torch import nn
 import mutua
 from mutua import InputError
 from mutua.errors import LeftOut
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.methods import FML, FedAvg, FedMD, Independent
 from mutua.recipe import Recipe
 

@@ -20,7 +20,7 @@ from mutua import partitions
 from mutua.cli import app
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.history import History
 from mutua.methods import FedAvg
 from mutua.recipe import Recipe

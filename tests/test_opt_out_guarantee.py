@@ -20,7 +20,7 @@ from mutua import partitions
 from mutua.data.samples import Samples
 from mutua.data.splits import Split
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
 from mutua.methods import MixtureOfExperts
 from mutua.recipe import Recipe
 from mutua.rounds import Reached, RoundStarted

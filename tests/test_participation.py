@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import mutua
 from mutua.errors import LeftOut
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.measures import Finished
 from mutua.methods import FML, FedAvg, FineTuned, Independent
 from mutua.participation import REASONS, Participation, spans

@@ -19,12 +19,12 @@ from scipy import integrate, optimize, stats
 
 import mutua
 from mutua.errors import InputError
+from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.plan import Plan
+from mutua.federation.privacy import Privacy, Uses, epsilon, rdp
 from mutua.learning.merging import mean
-from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.base import of
-from mutua.plan import Plan
-from mutua.privacy import Privacy, Uses, epsilon, rdp
 from mutua.recipe import Recipe
 from mutua.runner import prepared
 from mutua.seeds import private, torch_stream

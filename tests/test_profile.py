@@ -12,7 +12,7 @@ import pytest
 
 import mutua
 from mutua.errors import RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.methods import FML
 from mutua.support.profiling import Profile, Span, note, timed
 

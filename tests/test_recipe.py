@@ -11,11 +11,11 @@ import yaml
 from mutua import recipe as recipes
 from mutua.data.partitions import Shards
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.plan import Plan
 from mutua.learning.optimizers import SGD, Adam
 from mutua.learning.schedules import Linear
 from mutua.methods import FML, FedAvg, base
-from mutua.plan import Plan
 from mutua.recipe import Recipe
 
 # As the issue that asked for recipes writes it: people script against these names.

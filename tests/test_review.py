@@ -17,16 +17,16 @@ from mutua import partitions
 from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import may_leave
+from mutua.federation.message import Kind, Message, Part, weights
+from mutua.federation.plan import Plan
+from mutua.federation.topology import Topology
 from mutua.learning.optimizers import Adam
-from mutua.ledger import may_leave
-from mutua.message import Kind, Message, Part, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, Independent, MixtureOfExperts
 from mutua.models import shared_names
-from mutua.plan import Plan
 from mutua.recipe import Recipe
 from mutua.runner import run
-from mutua.topology import Topology
 
 Simulate = Callable[..., Any]
 Federate = Callable[..., Federation]

@@ -16,13 +16,13 @@ from torch import nn
 
 from mutua.engines.local import LocalEngine
 from mutua.errors import InputError, Refused, RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.message import Message, Tensors, count, weights
+from mutua.federation.plan import Plan
 from mutua.learning.evaluation import measure
 from mutua.learning.metrics import SCALARS
 from mutua.learning.optimizers import SGD
-from mutua.message import Message, Tensors, count, weights
 from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
-from mutua.plan import Plan
 from mutua.rounds import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
 from mutua.runner import run as run_method
 
@@ -185,7 +185,7 @@ def broken(how: str) -> Callable[[Message], Message]:
 
 
 def replace_kind(arrays: Tensors) -> Any:
-    from mutua.message import Kind, Part
+    from mutua.federation.message import Kind, Part
 
     return Part(Kind.METRIC, arrays)
 

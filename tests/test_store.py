@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutua.errors import RunError
-from mutua.message import Message, count
-from mutua.store import State, Store
+from mutua.federation.message import Message, count
+from mutua.federation.store import State, Store
 
 
 def state(number: float) -> State:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutua.errors import InputError
-from mutua.topology import Topology
+from mutua.federation.topology import Topology
 
 IDS = ["d", "a", "c", "b", "e"]
 

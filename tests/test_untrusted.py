@@ -23,7 +23,7 @@ from torch._utils import _rebuild_meta_tensor_no_storage, _rebuild_tensor_v2
 
 from mutua.data.sources import load
 from mutua.errors import InputError, MutuaError, Refused
-from mutua.message import Message
+from mutua.federation.message import Message
 from mutua.models import Architecture, architecture
 from mutua.recipe import Recipe
 from mutua.runs import checkpoints
@@ -457,7 +457,7 @@ from pathlib import Path
 import torch
 from mutua.support import safe_reading
 from mutua.errors import MutuaError
-from mutua.message import Message
+from mutua.federation.message import Message
 from mutua.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints

@@ -13,7 +13,7 @@ from rich.console import Console
 import mutua
 from mutua import watching
 from mutua.errors import LeftOut
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.methods import FML
 from mutua.rounds import Event, Finished, Standing
 from mutua.support.text import Sheet

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from mutua.errors import Refused as Refused
     from mutua.errors import RunError as RunError
     from mutua.faults import Faults as Faults
-    from mutua.federation import Client as Client
-    from mutua.federation import Federation as Federation
+    from mutua.federation.federation import Client as Client
+    from mutua.federation.federation import Federation as Federation
+    from mutua.federation.ledger import Ledger as Ledger
+    from mutua.federation.message import Kind as Kind
+    from mutua.federation.message import Message as Message
+    from mutua.federation.plan import Plan as Plan
+    from mutua.federation.privacy import Privacy as Privacy
     from mutua.learning import merging as merging
     from mutua.learning.optimizers import SGD as SGD
     from mutua.learning.optimizers import Adam as Adam
     from mutua.learning.task import Task as Task
-    from mutua.ledger import Ledger as Ledger
-    from mutua.message import Kind as Kind
-    from mutua.message import Message as Message
     from mutua.methods.base import Method as Method
     from mutua.models import Architecture as Architecture
     from mutua.opened import SavedRun as SavedRun
     from mutua.opened import open_run as open_run
     from mutua.opened import save_run as save_run
-    from mutua.plan import Plan as Plan
-    from mutua.privacy import Privacy as Privacy
     from mutua.recipe import Recipe as Recipe
     from mutua.reports.writing import report as report
     from mutua.result import Result as Result
@@ -58,23 +58,23 @@ _HOMES = {
     "Refused": "mutua.errors",
     "RunError": "mutua.errors",
     "Faults": "mutua.faults",
-    "Client": "mutua.federation",
-    "Federation": "mutua.federation",
+    "Client": "mutua.federation.federation",
+    "Federation": "mutua.federation.federation",
     "trust": "mutua.support.importing",
     "merging": "mutua.learning.merging",
     "SGD": "mutua.learning.optimizers",
     "Adam": "mutua.learning.optimizers",
     "Task": "mutua.learning.task",
-    "Ledger": "mutua.ledger",
-    "Kind": "mutua.message",
-    "Message": "mutua.message",
+    "Ledger": "mutua.federation.ledger",
+    "Kind": "mutua.federation.message",
+    "Message": "mutua.federation.message",
     "Method": "mutua.methods.base",
     "Architecture": "mutua.models",
     "SavedRun": "mutua.opened",
     "open_run": "mutua.opened",
     "save_run": "mutua.opened",
-    "Plan": "mutua.plan",
-    "Privacy": "mutua.privacy",
+    "Plan": "mutua.federation.plan",
+    "Privacy": "mutua.federation.privacy",
     "Recipe": "mutua.recipe",
     "report": "mutua.reports.writing",
     "Result": "mutua.result",

@@ -314,7 +314,7 @@ def compare(
     """Compare methods, or a grid's cells, over the same seeds."""
     from mutua import comparing
     from mutua.engines.workers import cores
-    from mutua.privacy import Guarantee
+    from mutua.federation.privacy import Guarantee
     from mutua.reports import console
     from mutua.result import reported
     from mutua.runs.folder import dated
@@ -586,7 +586,7 @@ def export(
 @app.command()
 def methods() -> None:
     """List the methods: what they send and what they can do."""
-    from mutua.message import Kind
+    from mutua.federation.message import Kind
     from mutua.methods import base
     from mutua.reports import console
 

@@ -23,13 +23,13 @@ from mutua.comparing import (
     write,
 )
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.plan import Plan
 from mutua.history import SELECTIONS
 from mutua.measures import ABOUT, Held, Measure, alone
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.opened import save_run
-from mutua.plan import Plan
 from mutua.recipe import Recipe
 from mutua.result import Result
 from mutua.rounds import Callback

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.seeds import numpy_stream
 from mutua.support.configuration import PathLike, Spec, read_yaml
 from mutua.support.explain import explain

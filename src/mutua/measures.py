@@ -11,8 +11,8 @@ from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mutua.errors import InputError, suggest
+from mutua.federation.ledger import Direction, Ledger
 from mutua.history import History
-from mutua.ledger import Direction, Ledger
 from mutua.result import Result
 from mutua.runs.folder import RunFolder
 from mutua.support.configuration import PathLike

@@ -13,15 +13,15 @@ import yaml
 import mutua
 from mutua.data.sources import PYTHON
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import Ledger
+from mutua.federation.plan import Plan
 from mutua.history import History
-from mutua.ledger import Ledger
 from mutua.measures import Finished
 from mutua.methods import base
 from mutua.methods.base import How, Method
 from mutua.models import Architecture, names
 from mutua.participation import Participation, left_out
-from mutua.plan import Plan
 from mutua.recipe import Recipe
 from mutua.result import Predictor, Result, sheet
 from mutua.runs.folder import RunFolder

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import NO_MEMORY, Diverged, Fault, MachineFault, MutuaError, described, short_of_memory
-from mutua.federation import Client, build
+from mutua.federation.federation import Client, build
+from mutua.federation.ledger import may_leave
+from mutua.federation.message import Message, Tensors
+from mutua.federation.module_pool import Modules, batch_normed
+from mutua.federation.plan import Plan
+from mutua.federation.store import State, Store, copied, not_finite
 from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.layout import channels_last
 from mutua.learning.optimizers import restore, state_of
@@ -26,13 +31,8 @@ from mutua.learning.precision import computing_in
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Models, Objective, Trainer, own_streams
-from mutua.ledger import may_leave
-from mutua.message import Message, Tensors
 from mutua.models import Architecture, shared_names
-from mutua.modules import Modules, batch_normed
-from mutua.plan import Plan
 from mutua.seeds import derive, private, public, torch_stream
-from mutua.store import State, Store, copied, not_finite
 from mutua.support.signals import whole
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError
 from mutua.faults import Faults
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
+from mutua.federation.plan import Plan
 from mutua.grid import Axes, Cell, Grid, cells, changed, put
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
-from mutua.plan import Plan
 from mutua.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
 from mutua.support import safe_reading

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
-from mutua.federation import Client, Federation, build
+from mutua.federation.federation import Client, Federation, build
+from mutua.federation.ledger import Ledger
+from mutua.federation.message import Message, Tensors
+from mutua.federation.module_pool import Modules
+from mutua.federation.privacy import Guarantee, guarantee
+from mutua.federation.store import State
 from mutua.history import SELECTIONS, History, Selection
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
-from mutua.ledger import Ledger
-from mutua.message import Message, Tensors
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import Job, Participant
 from mutua.participation import Attendance, Participation, left_out
-from mutua.privacy import Guarantee, guarantee
-from mutua.store import State
 from mutua.support.configuration import PathLike, whole_number
 from mutua.support.text import Sheet, of_width, percent, several, size, some
 

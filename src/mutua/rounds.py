@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from mutua.errors import Fault, Refused, RunError, line
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import Entry, Ledger, may_leave
+from mutua.federation.message import Message, Tensors
+from mutua.federation.store import State, Store
+from mutua.federation.topology import Topology
 from mutua.guard import Merger, NotFinite, can_be_undone, finished, unfinished
 from mutua.history import History, Metrics, Row
-from mutua.ledger import Entry, Ledger, may_leave
-from mutua.message import Message, Tensors
 from mutua.methods.base import Server
 from mutua.participant import Job, Reply
 from mutua.participation import Outcome, Participation, Turn
-from mutua.store import State, Store
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
 from mutua.support.signals import breakable, end, whole
 from mutua.support.text import several
-from mutua.topology import Topology
 
 Briefs = Mapping[str, Message | None]
 Replies = Mapping[str, Reply | Fault]

@@ -11,16 +11,16 @@ from typing import Any
 
 from mutua.errors import InputError, LeftOut, line, suggest
 from mutua.faults import Faults
-from mutua.federation import Federation, build
+from mutua.federation.federation import Federation, build
+from mutua.federation.module_pool import batch_normed
+from mutua.federation.plan import Plan, lengthened
+from mutua.federation.privacy import within_budget
+from mutua.federation.store import Store
 from mutua.methods.base import Method
 from mutua.methods.base import of as method_of
-from mutua.modules import batch_normed
 from mutua.participant import Job
-from mutua.plan import Plan, lengthened
-from mutua.privacy import within_budget
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing
-from mutua.store import Store
 from mutua.support.configuration import whole_number
 from mutua.support.explain import checked
 

@@ -17,7 +17,7 @@ from mutua.data.public import Public, dealt
 from mutua.data.samples import Samples, fitting, together
 from mutua.data.splits import ClientData
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
 from mutua.seeds import numpy_stream
 from mutua.support.configuration import Spec
 from mutua.support.importing import by_path, permit

@@ -26,7 +26,7 @@ from mutua import comparing, errors
 from mutua.comparing import COLUMNS, MARK
 from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.grid import Cell
 from mutua.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
 from mutua.methods import base

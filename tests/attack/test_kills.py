@@ -33,7 +33,7 @@ from killing import (
     waited,
 )
 from mutua.engines.workers import can_fork
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.methods import base
 from mutua.recipe import Recipe
 

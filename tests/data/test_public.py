@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
 from mutua.models import Architecture
 from mutua.seeds import public
 

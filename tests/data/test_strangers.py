@@ -22,9 +22,9 @@ from mutua.data import formats
 from mutua.data.samples import Samples
 from mutua.data.sources import load
 from mutua.errors import InputError
+from mutua.federation.topology import Topology
 from mutua.recipe import Recipe
 from mutua.support import safe_reading
-from mutua.topology import Topology
 
 GIB = 2**30
 

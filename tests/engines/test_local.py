@@ -16,14 +16,14 @@ import mutua
 from mutua.engines.local import LocalEngine, device
 from mutua.engines.workers import Workers
 from mutua.errors import Fault, InputError, RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.module_pool import Modules
+from mutua.federation.plan import Plan
+from mutua.federation.store import Store
 from mutua.learning.optimizers import Stepper
-from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FineTuned
-from mutua.modules import Modules
 from mutua.participant import Job, Participant, work
-from mutua.plan import Plan
-from mutua.store import Store
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -24,7 +24,7 @@ from mutua.data.samples import together
 from mutua.engines.local import LocalEngine
 from mutua.engines.workers import Task, Workers, _Turn, cores
 from mutua.errors import Fault, InputError, MachineFault, RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.models import convolution

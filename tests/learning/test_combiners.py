@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import mutua
 from mutua.errors import InputError
+from mutua.federation.message import Message, Tensors, weights
 from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, too_long, update_norms
-from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg
 from mutua.methods.base import of, spec
 from mutua.recipe import Recipe

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 import mutua
 from mutua.errors import InputError
+from mutua.federation.plan import Plan
+from mutua.federation.privacy import Privacy, Uses, epsilon
 from mutua.learning.optimizers import SGD
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
@@ -22,8 +24,6 @@ from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
 from mutua.models import Architecture
 from mutua.participant import Job, Participant
-from mutua.plan import Plan
-from mutua.privacy import Privacy, Uses, epsilon
 from mutua.recipe import Recipe
 from mutua.runner import prepared
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import mutua
 from mutua.errors import InputError
+from mutua.federation.module_pool import Modules
 from mutua.learning.layout import channels_last, lay_channels_last
 from mutua.learning.optimizers import SGD, Adam, restore, state_of
 from mutua.models import Architecture
-from mutua.modules import Modules
 
 IMAGES = torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(40) % 3
@@ -81,7 +81,7 @@ def test_layout_does_not_change_what_is_learned(optimizer: Any, monkeypatch: pyt
         return result.global_state | personal
 
     laid = weights()
-    monkeypatch.setattr("mutua.modules.lay_channels_last", lambda *_: None)
+    monkeypatch.setattr("mutua.federation.module_pool.lay_channels_last", lambda *_: None)
     usual = weights()
     assert all(array.is_contiguous() for array in laid.values())
     for name, array in usual.items():

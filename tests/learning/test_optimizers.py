@@ -14,7 +14,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.learning.optimizers import SGD, Adam, Optimizer, Stepper, restore, state_of
 from mutua.methods import FML
 

@@ -17,11 +17,11 @@ from torch import nn
 
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.message import Message, weights
 from mutua.learning.optimizers import SGD, Adam
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Numbers, Trainer, own_streams
-from mutua.message import Message, weights
 from mutua.methods import FedAvg
 from mutua.participant import Participant
 from mutua.seeds import torch_stream

@@ -13,13 +13,13 @@ import torch
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
-from mutua.message import Tensors
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Tensors
+from mutua.federation.module_pool import Modules
+from mutua.federation.store import Store
 from mutua.methods import Aggregated, Independent
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import work
-from mutua.store import Store
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -13,7 +13,7 @@ import yaml
 
 import mutua
 from mutua.errors import InputError, RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.methods import FML
 from mutua.rounds import Rejected
 

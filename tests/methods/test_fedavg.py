@@ -16,13 +16,13 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from mutua import participant
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Kind, Message, Part, Tensors, count
+from mutua.federation.module_pool import Modules
 from mutua.learning.evaluation import measure
 from mutua.learning.optimizers import SGD
-from mutua.message import Kind, Message, Part, Tensors, count
 from mutua.methods import FedAvg, FedProx, FineTuned
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import Participant
 from mutua.rounds import Rejected
 

@@ -22,16 +22,16 @@ from torch.nn import functional as F
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
-from mutua.federation import Client, Federation
-from mutua.message import Kind, Message, Part, Tensors, number
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Kind, Message, Part, Tensors, number
+from mutua.federation.module_pool import Modules
+from mutua.federation.store import Store
+from mutua.federation.topology import Topology
 from mutua.methods import FedH2L
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import Participant, work
 from mutua.rounds import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
-from mutua.store import Store
-from mutua.topology import Topology
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -19,16 +19,16 @@ from mutua.data.partitions import IID
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Federation
-from mutua.message import Kind, Message, Part, Tensors
+from mutua.federation.federation import Federation
+from mutua.federation.message import Kind, Message, Part, Tensors
+from mutua.federation.module_pool import Modules
+from mutua.federation.store import Store
 from mutua.methods import FedMD
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import Participant, work
 from mutua.rounds import Rejected, RoundStarted
 from mutua.runner import run as run_method
 from mutua.seeds import private, public, torch_stream
-from mutua.store import Store
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

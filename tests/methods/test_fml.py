@@ -14,15 +14,15 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.module_pool import Modules
+from mutua.federation.plan import Plan
+from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
-from mutua.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, Independent
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import Job, Participant, work
-from mutua.plan import Plan
-from mutua.store import Store
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

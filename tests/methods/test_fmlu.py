@@ -15,14 +15,14 @@ from safetensors.torch import load
 from scipy.special import softmax
 
 from mutua.errors import InputError, Refused
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.message import Kind, Message, Part, Tensors, number
+from mutua.federation.module_pool import Modules
+from mutua.federation.store import Store
 from mutua.learning.trainer import Batch
-from mutua.message import Kind, Message, Part, Tensors, number
 from mutua.methods import DML, FML, FMLU, Method, of
-from mutua.modules import Modules
 from mutua.participant import work
 from mutua.rounds import Rejected
-from mutua.store import Store
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -14,11 +14,11 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 
 from mutua.data.public import Public
 from mutua.errors import InputError, LeftOut
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Tensors
+from mutua.federation.module_pool import Modules
 from mutua.learning.trainer import Trainer
-from mutua.message import Tensors
 from mutua.methods import Centralised, FedAvg, Independent
-from mutua.modules import Modules
 from mutua.participant import Participant
 from mutua.runner import run
 

@@ -22,18 +22,18 @@ from mutua import methods
 from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Kind, Message, Tensors, count
+from mutua.federation.module_pool import Modules
+from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
-from mutua.message import Kind, Message, Tensors, count
 from mutua.methods import FedAvg, FedProx, FineTuned, MixtureOfExperts
 from mutua.methods.base import cross_entropy
 from mutua.methods.mixture import Mixture
 from mutua.models import Architecture
-from mutua.modules import Modules
 from mutua.participant import EarlyStopping, Participant, work
 from mutua.rounds import RoundStarted
 from mutua.seeds import private, torch_stream
-from mutua.store import Store
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

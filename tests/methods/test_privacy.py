@@ -13,8 +13,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from mutua.data.samples import Samples
-from mutua.federation import Federation
-from mutua.message import Kind
+from mutua.federation.federation import Federation
+from mutua.federation.message import Kind
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
 
 Federate = Callable[..., Federation]

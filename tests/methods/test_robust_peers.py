@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mutua.data.public import Public, carve
-from mutua.federation import Federation
-from mutua.message import Kind, Message, Part
+from mutua.federation.federation import Federation
+from mutua.federation.message import Kind, Message, Part
 from mutua.methods import FedH2L, FedMD
 from mutua.seeds import public
 

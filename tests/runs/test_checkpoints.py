@@ -22,7 +22,8 @@ from safetensors.torch import _TYPES as TYPES_OF_SAFETENSORS
 from safetensors.torch import load, load_file, save
 
 from mutua.errors import RunError
-from mutua.message import Kind, Message, Part, count, number, weights
+from mutua.federation.message import Kind, Message, Part, count, number, weights
+from mutua.federation.store import Commit, State, Store
 from mutua.recipe import Recipe
 from mutua.rounds import Standing
 from mutua.runs import checkpoints
@@ -30,7 +31,6 @@ from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, decode, due, 
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.sections import Checkpoints as Settings
-from mutua.store import Commit, State, Store
 from mutua.support import files, safe_reading
 from mutua.support.growing_files import Mark
 

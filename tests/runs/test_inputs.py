@@ -15,11 +15,11 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from mutua.federation.store import Store
 from mutua.recipe import Recipe
 from mutua.runs import inputs
 from mutua.runs.checkpoints import Checkpoints, _sum
 from mutua.runs.folder import RunFolder
-from mutua.store import Store
 from mutua.watching import Hashing
 
 Command = Callable[..., Any]

@@ -16,12 +16,12 @@ import yaml
 
 import mutua
 from mutua.errors import InputError, RunError
+from mutua.federation.store import Store
 from mutua.methods import base
 from mutua.recipe import Recipe
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
-from mutua.store import Store
 
 Command = Callable[..., Any]
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from mutua.data.samples import Samples
 from mutua.data.sources import load
 from mutua.errors import InputError
+from mutua.federation.module_pool import Modules
 from mutua.methods import FML, Independent
-from mutua.modules import Modules
 from mutua.participant import EarlyStopping, Participant
 from mutua.runs import newcomer
 from mutua.runs.folder import RunFolder

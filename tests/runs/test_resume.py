@@ -22,12 +22,12 @@ import pytest
 from killing import PAPERS, Moments, begin, counting, go_on, kill_and_go_on, killed, left, recipe_of
 from mutua.engines.workers import Workers
 from mutua.errors import InputError, RunError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.store import Store
 from mutua.history import Row
 from mutua.methods import base
 from mutua.runs.folder import RunFolder, versions
 from mutua.runs.listing import Overview
-from mutua.store import Store
 from mutua.support.files import in_use
 from mutua.support.growing_files import Mark, Table
 

@@ -14,13 +14,13 @@ import torch
 from killing import begin, forked, go_on, left, recipe_of, waited
 from mutua.engines.workers import can_fork
 from mutua.errors import RunError
-from mutua.message import Message, weights
+from mutua.federation.message import Message, weights
+from mutua.federation.store import Store
 from mutua.methods import FineTuned
 from mutua.participant import Participant
 from mutua.recipe import Recipe
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
-from mutua.store import Store
 
 Poison = Callable[..., None]
 LAST = 2

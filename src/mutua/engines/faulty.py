@@ -10,12 +10,12 @@ import torch
 
 from mutua.errors import RunError
 from mutua.faults import Faults, Kind
-from mutua.federation import Federation
-from mutua.message import Message, Part, Tensors
+from mutua.federation.federation import Federation
+from mutua.federation.message import Message, Part, Tensors
+from mutua.federation.store import Store
 from mutua.methods.base import Method
 from mutua.participant import Job, Participant, Reply
 from mutua.rounds import TOO_LONG, Briefs, Engine, Evaluation, Replies
-from mutua.store import Store
 
 
 @dataclass

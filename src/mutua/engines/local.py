@@ -15,13 +15,13 @@ from torch import Tensor
 
 from mutua.engines.workers import TRIES, Task, Workers, can_fork, cores, given_up
 from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, RunError, short_of_memory
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.message import Message, Tensors
+from mutua.federation.module_pool import Modules
+from mutua.federation.store import State, Store, copied
 from mutua.learning.evaluation import batches, is_union, probabilities
-from mutua.message import Message, Tensors
-from mutua.modules import Modules
 from mutua.participant import Assessment, Job, Reply, Verb, assess, perform
 from mutua.rounds import Briefs, Evaluation, Replies
-from mutua.store import State, Store, copied
 from mutua.support.profiling import Span, note
 from mutua.support.signals import whole
 

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from mutua.errors import Refused
-from mutua.message import Tensors
+from mutua.federation.message import Tensors
 from mutua.support.configuration import Spec
 
 COMPARABLE = 3

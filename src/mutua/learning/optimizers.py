@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from mutua.errors import InputError
+from mutua.federation.message import Tensors
 from mutua.learning.schedules import Schedule, value, within
-from mutua.message import Tensors
 from mutua.support.configuration import Spec
 
 Rate = Annotated[Schedule, within(0, 1e6)]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from mutua.federation.privacy import Privacy
 from mutua.learning.optimizers import Stepper
 from mutua.learning.trainer import Batch, Loader, Models, Numbers, Objective, Terms, Trainer
-from mutua.privacy import Privacy
 from mutua.seeds import normals, uniforms
 
 

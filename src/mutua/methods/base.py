@@ -15,20 +15,20 @@ from torch import nn
 
 from mutua.data.public import Public
 from mutua.errors import InputError, Refused, suggest
-from mutua.federation import Federation, build
+from mutua.federation.federation import Federation, build
+from mutua.federation.ledger import Shares
+from mutua.federation.message import NUMBERS, Kind, Message, Part, weights
+from mutua.federation.plan import Plan
+from mutua.federation.store import State
+from mutua.federation.topology import Topology
 from mutua.learning import merging
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.ledger import Shares
-from mutua.message import NUMBERS, Kind, Message, Part, weights
 from mutua.models import Architecture, shared_names
 from mutua.participant import EarlyStopping, Participant, initial_seed
-from mutua.plan import Plan
-from mutua.store import State
 from mutua.support.configuration import Spec
 from mutua.support.explain import explain
 from mutua.support.importing import by_path, in_hand, path_of
-from mutua.topology import Topology
 
 BANDWIDTH = {
     Kind.WEIGHTS: "a model",

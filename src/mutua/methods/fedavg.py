@@ -15,10 +15,10 @@ from pydantic import Field
 from torch import nn
 
 from mutua.errors import Refused
+from mutua.federation.ledger import Shares
+from mutua.federation.message import Kind, Message, count
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.ledger import Shares
-from mutua.message import Kind, Message, count
 from mutua.methods.base import Hub, Server, register
 from mutua.participant import EarlyStopping, Participant
 

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples, together
 from mutua.errors import InputError, Refused
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import Shares
+from mutua.federation.message import Kind, Message, Part, number
+from mutua.federation.plan import Plan
 from mutua.learning import merging
 from mutua.learning.projection import pcgrad, project
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms, Trainer
-from mutua.ledger import Shares
-from mutua.message import Kind, Message, Part, number
 from mutua.methods.base import Method, Server, register
 from mutua.participant import Participant
-from mutua.plan import Plan
 from mutua.seeds import public
 
 

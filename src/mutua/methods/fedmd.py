@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import Shares
+from mutua.federation.message import Kind, Message, Part
+from mutua.federation.plan import Plan
 from mutua.learning import merging
 from mutua.learning.evaluation import outputs
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.ledger import Shares
-from mutua.message import Kind, Message, Part
 from mutua.methods.base import Method, Server, register
 from mutua.participant import Participant
-from mutua.plan import Plan
 from mutua.seeds import public
 
 

@@ -12,9 +12,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import model_validator
 from torch import nn
 
+from mutua.federation.message import Message
 from mutua.learning.schedules import NAMED, Schedule, value, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.message import Message
 from mutua.methods.base import How, Hub, can_stop_early, register
 from mutua.participant import Participant
 

@@ -14,9 +14,9 @@ from pydantic import model_validator
 from torch import nn
 
 from mutua.errors import Refused
+from mutua.federation.ledger import Shares
+from mutua.federation.message import Kind, Message, number
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.ledger import Shares
-from mutua.message import Kind, Message, number
 from mutua.methods.base import Server, register
 from mutua.methods.fml import FML, Mutual
 from mutua.participant import Participant

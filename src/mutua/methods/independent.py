@@ -9,9 +9,9 @@ from torch import nn
 
 from mutua.data.samples import Samples, together
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.message import Message
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.message import Message
 from mutua.methods.base import Method, register
 from mutua.participant import EarlyStopping, Participant
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mutua.message import Message
+from mutua.federation.message import Message
 from mutua.methods.base import cross_entropy, register
 from mutua.methods.fedavg import FedAvg
 from mutua.models import Architecture

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.reports import console, figures
 from mutua.support.configuration import PathLike, local_path
 

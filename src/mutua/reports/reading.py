@@ -13,11 +13,11 @@ import numpy as np
 
 from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
+from mutua.federation.ledger import Ledger
+from mutua.federation.privacy import Guarantee
 from mutua.grid import facets
 from mutua.history import History
-from mutua.ledger import Ledger
 from mutua.measures import Finished, Measure, alone, alone_otherwise, length
-from mutua.privacy import Guarantee
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined
 from mutua.stats import Spread

@@ -21,7 +21,7 @@ from mutua.support.configuration import PathLike
 from mutua.support.text import some
 
 if TYPE_CHECKING:
-    from mutua.federation import Federation
+    from mutua.federation.federation import Federation
 
 MEASURES = {
     "global": "global",

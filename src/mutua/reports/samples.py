@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples, together
 from mutua.errors import InputError
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
 from mutua.models.splice import head_of

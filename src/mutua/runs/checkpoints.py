@@ -20,11 +20,11 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError
 
 from mutua.errors import MutuaError, RunError
-from mutua.message import DTYPES, Kind, Message, Part, Tensors
+from mutua.federation.message import DTYPES, Kind, Message, Part, Tensors
+from mutua.federation.store import Commit, State, Store
 from mutua.rounds import Standing
 from mutua.runs.inputs import Inputs
 from mutua.sections import Checkpoints as Settings
-from mutua.store import Commit, State, Store
 from mutua.support import files, safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.growing_files import Mark

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from mutua.errors import LeftOut
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
 from mutua.recipe import Recipe
 from mutua.result import Result
 from mutua.rounds import Callback

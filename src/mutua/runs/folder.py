@@ -34,14 +34,14 @@ from safetensors import SafetensorError
 
 import mutua
 from mutua.errors import InputError, RunError, short_of_memory
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import Direction, Entry, Ledger
+from mutua.federation.message import Tensors
+from mutua.federation.module_pool import Modules, one_thread
+from mutua.federation.plan import Plan, lengthened
 from mutua.history import History, Row
-from mutua.ledger import Direction, Entry, Ledger
-from mutua.message import Tensors
 from mutua.methods import base
-from mutua.modules import Modules, one_thread
 from mutua.participation import OUTCOMES, Participation, Turn
-from mutua.plan import Plan, lengthened
 from mutua.recipe import Recipe
 from mutua.result import ClientResult, Result, reported
 from mutua.rounds import (

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from mutua.data.samples import Samples
 from mutua.engines.workers import cores
 from mutua.errors import InputError, line
-from mutua.federation import Federation
+from mutua.federation.federation import Federation
+from mutua.federation.topology import KINDS
 from mutua.models import Architecture, registry
 from mutua.recipe import Recipe, models_in
 from mutua.support import safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.importing import by_path
-from mutua.topology import KINDS
 
 Show = Callable[[int, int], None]
 """Is told how many bytes are hashed, and of how many."""

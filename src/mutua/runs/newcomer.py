@@ -14,15 +14,15 @@ from mutua.data.partitions import IID
 from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
 from mutua.errors import InputError
-from mutua.federation import Client, Federation
+from mutua.federation.federation import Client, Federation
+from mutua.federation.message import Message, weights
+from mutua.federation.module_pool import Modules, one_thread
+from mutua.federation.plan import Plan
 from mutua.learning.evaluation import measure
-from mutua.message import Message, weights
 from mutua.methods import Independent
 from mutua.methods.base import How
 from mutua.models import Architecture
-from mutua.modules import Modules, one_thread
 from mutua.participant import EarlyStopping, Job, Participant
-from mutua.plan import Plan
 from mutua.result import expect
 from mutua.runs.folder import RunFolder, filling
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, read

@@ -14,7 +14,7 @@ from torch import nn
 
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError
-from mutua.message import Tensors
+from mutua.federation.message import Tensors
 from mutua.models import Architecture
 from mutua.models.splice import Share
 from mutua.result import Predictor

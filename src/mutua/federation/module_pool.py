@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from mutua.federation import Client, build
+from mutua.federation.federation import Client, build
+from mutua.federation.message import Tensors
 from mutua.learning.layout import lay_channels_last
-from mutua.message import Tensors
 from mutua.models import Architecture
 
 

@@ -20,18 +20,18 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from mutua.errors import InputError
-from mutua.message import Kind, Message, weights
+from mutua.federation.message import Kind, Message, weights
 from mutua.seeds import Path, normals, torch_stream
 from mutua.support.configuration import Spec
 
 if TYPE_CHECKING:
-    from mutua.federation import Client, Federation
-    from mutua.ledger import Ledger
+    from mutua.federation.federation import Client, Federation
+    from mutua.federation.ledger import Ledger
+    from mutua.federation.plan import Plan
+    from mutua.federation.store import State
     from mutua.methods.base import Method
     from mutua.participant import Job
     from mutua.participation import Participation
-    from mutua.plan import Plan
-    from mutua.store import State
 
 Level = Literal["client", "example"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mutua.errors import Refused
-from mutua.message import DTYPES, NUMBERS, Kind, Message
+from mutua.federation.message import DTYPES, NUMBERS, Kind, Message
 from mutua.support.row_log import Log
 from mutua.support.text import size, some
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mutua.errors import RunError
-from mutua.message import Message, Part, Tensors
+from mutua.federation.message import Message, Part, Tensors
 
 State = dict[str, Tensors]
 """Groups of named arrays: "personal", "personal.optimizer", "adaptor", ... Never data."""

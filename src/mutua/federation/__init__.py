@@ -1,0 +1,1 @@
+"""Who takes part, what crosses between them, what they keep, and the plan."""
