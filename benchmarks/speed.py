@@ -30,8 +30,8 @@ import mutua.result
 from mutua.data.samples import Samples, together
 from mutua.federation.federation import Client, Federation, build
 from mutua.federation.message import Tensors
+from mutua.methods.participant import initial_seed
 from mutua.models import Architecture
-from mutua.participant import initial_seed
 from mutua.rounds import Event, Reached, RoundEnded, RoundStarted
 from mutua.seeds import derive, private, torch_stream
 

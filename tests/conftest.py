@@ -26,8 +26,8 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Plan
 from mutua.federation.store import State
 from mutua.methods import Method
+from mutua.methods.participant import Job, Reply
 from mutua.models import Architecture
-from mutua.participant import Job, Reply
 from mutua.rounds import Briefs, Event, Replies, Rounds
 from mutua.seeds import torch_stream
 

@@ -25,7 +25,7 @@ from mutua.faults import Faults, Kind
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 from mutua.recipe import Recipe
 from mutua.rounds import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
 from mutua.runs.execute import execute

@@ -20,7 +20,7 @@ from mutua.federation.store import State, Store, not_finite
 from mutua.guard import LARGE, Guard, too_long
 from mutua.learning.schedules import Schedule
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 from mutua.rounds import Finished, Reached, Rejected, Rounds, Standing, Stopped
 from mutua.runs.checkpoints import decode, encode
 

@@ -19,7 +19,7 @@ from mutua.federation.message import Message
 from mutua.federation.store import State, copied, not_finite
 from mutua.learning.merging import COMPARABLE
 from mutua.methods.base import Server
-from mutua.participant import Job
+from mutua.methods.participant import Job
 
 LARGE, HUGE = 10.0, 1000.0
 """A reply, its real numbers as one vector, is suspect or refused if it is so many times as long as the median's.

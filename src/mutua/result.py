@@ -25,8 +25,8 @@ from mutua.history import SELECTIONS, History, Selection
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
+from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
-from mutua.participant import Job, Participant
 from mutua.participation import Attendance, Participation, left_out
 from mutua.support.configuration import PathLike, whole_number
 from mutua.support.text import Sheet, of_width, percent, several, size, some

@@ -19,7 +19,7 @@ from mutua.federation.topology import Topology
 from mutua.guard import Merger, NotFinite, can_be_undone, finished, unfinished
 from mutua.history import History, Metrics, Row
 from mutua.methods.base import Server
-from mutua.participant import Job, Reply
+from mutua.methods.participant import Job, Reply
 from mutua.participation import Outcome, Participation, Turn
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto

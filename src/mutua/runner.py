@@ -18,7 +18,7 @@ from mutua.federation.privacy import within_budget
 from mutua.federation.store import Store
 from mutua.methods.base import Method
 from mutua.methods.base import of as method_of
-from mutua.participant import Job
+from mutua.methods.participant import Job
 from mutua.result import ClientResult, Result
 from mutua.rounds import Callback, Engine, Rounds, Standing
 from mutua.support.configuration import whole_number

@@ -23,7 +23,7 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.learning.optimizers import Stepper
 from mutua.methods import FML, FedAvg, FineTuned
-from mutua.participant import Job, Participant, work
+from mutua.methods.participant import Job, Participant, work
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

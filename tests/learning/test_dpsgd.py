@@ -22,8 +22,8 @@ from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
+from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
-from mutua.participant import Job, Participant
 from mutua.recipe import Recipe
 from mutua.runner import prepared
 

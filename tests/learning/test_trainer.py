@@ -23,7 +23,7 @@ from mutua.learning.optimizers import SGD, Adam
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Loader, Numbers, Trainer, own_streams
 from mutua.methods import FedAvg
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 from mutua.seeds import torch_stream
 
 TASK = Task(("a", "b", "c"))

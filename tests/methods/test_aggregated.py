@@ -18,8 +18,8 @@ from mutua.federation.message import Tensors
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import Aggregated, Independent
+from mutua.methods.participant import work
 from mutua.models import Architecture
-from mutua.participant import work
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

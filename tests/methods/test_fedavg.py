@@ -13,7 +13,6 @@ import pytest
 import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
-from mutua import participant
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
@@ -21,9 +20,9 @@ from mutua.federation.message import Kind, Message, Part, Tensors, count
 from mutua.federation.module_pool import Modules
 from mutua.learning.evaluation import measure
 from mutua.learning.optimizers import SGD
-from mutua.methods import FedAvg, FedProx, FineTuned
+from mutua.methods import FedAvg, FedProx, FineTuned, participant
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
-from mutua.participant import Participant
 from mutua.rounds import Rejected
 
 Federate = Callable[..., Federation]

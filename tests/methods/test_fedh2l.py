@@ -28,8 +28,8 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.federation.topology import Topology
 from mutua.methods import FedH2L
+from mutua.methods.participant import Participant, work
 from mutua.models import Architecture
-from mutua.participant import Participant, work
 from mutua.rounds import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 

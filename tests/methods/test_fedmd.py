@@ -24,8 +24,8 @@ from mutua.federation.message import Kind, Message, Part, Tensors
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import FedMD
+from mutua.methods.participant import Participant, work
 from mutua.models import Architecture
-from mutua.participant import Participant, work
 from mutua.rounds import Rejected, RoundStarted
 from mutua.runner import run as run_method
 from mutua.seeds import private, public, torch_stream

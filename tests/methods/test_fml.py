@@ -21,8 +21,8 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
 from mutua.methods import FML, FedAvg, Independent
+from mutua.methods.participant import Job, Participant, work
 from mutua.models import Architecture
-from mutua.participant import Job, Participant, work
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -21,7 +21,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.trainer import Batch
 from mutua.methods import DML, FML, FMLU, Method, of
-from mutua.participant import work
+from mutua.methods.participant import work
 from mutua.rounds import Rejected
 
 Federate = Callable[..., Federation]

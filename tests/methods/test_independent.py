@@ -19,7 +19,7 @@ from mutua.federation.message import Tensors
 from mutua.federation.module_pool import Modules
 from mutua.learning.trainer import Trainer
 from mutua.methods import Centralised, FedAvg, Independent
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 from mutua.runner import run
 
 Federate = Callable[..., Federation]

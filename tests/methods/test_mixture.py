@@ -30,8 +30,8 @@ from mutua.learning.evaluation import measure
 from mutua.methods import FedAvg, FedProx, FineTuned, MixtureOfExperts
 from mutua.methods.base import cross_entropy
 from mutua.methods.mixture import Mixture
+from mutua.methods.participant import EarlyStopping, Participant, work
 from mutua.models import Architecture
-from mutua.participant import EarlyStopping, Participant, work
 from mutua.rounds import RoundStarted
 from mutua.seeds import private, torch_stream
 

@@ -18,7 +18,7 @@ from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.federation.module_pool import Modules
 from mutua.methods import FML, Independent
-from mutua.participant import EarlyStopping, Participant
+from mutua.methods.participant import EarlyStopping, Participant
 from mutua.runs import newcomer
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join

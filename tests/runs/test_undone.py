@@ -17,7 +17,7 @@ from mutua.errors import RunError
 from mutua.federation.message import Message, weights
 from mutua.federation.store import Store
 from mutua.methods import FineTuned
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 from mutua.recipe import Recipe
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

@@ -14,7 +14,7 @@ from mutua.federation.federation import Federation
 from mutua.federation.message import Message, Part, Tensors
 from mutua.federation.store import Store
 from mutua.methods.base import Method
-from mutua.participant import Job, Participant, Reply
+from mutua.methods.participant import Job, Participant, Reply
 from mutua.rounds import TOO_LONG, Briefs, Engine, Evaluation, Replies
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mutua.federation.plan import Plan
     from mutua.federation.store import State
     from mutua.methods.base import Method
-    from mutua.participant import Job
+    from mutua.methods.participant import Job
     from mutua.participation import Participation
 
 Level = Literal["client", "example"]

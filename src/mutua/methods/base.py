@@ -24,8 +24,8 @@ from mutua.federation.topology import Topology
 from mutua.learning import merging
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
+from mutua.methods.participant import EarlyStopping, Participant, initial_seed
 from mutua.models import Architecture, shared_names
-from mutua.participant import EarlyStopping, Participant, initial_seed
 from mutua.support.configuration import Spec
 from mutua.support.explain import explain
 from mutua.support.importing import by_path, in_hand, path_of

@@ -20,7 +20,7 @@ from mutua.federation.message import Kind, Message, count
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Hub, Server, register
-from mutua.participant import EarlyStopping, Participant
+from mutua.methods.participant import EarlyStopping, Participant
 
 
 @register

@@ -25,7 +25,7 @@ from mutua.learning.projection import pcgrad, project
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms, Trainer
 from mutua.methods.base import Method, Server, register
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 from mutua.seeds import public
 
 

@@ -26,7 +26,7 @@ from mutua.learning import merging
 from mutua.learning.evaluation import outputs
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Method, Server, register
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 from mutua.seeds import public
 
 

@@ -16,7 +16,7 @@ from mutua.federation.message import Message
 from mutua.learning.schedules import NAMED, Schedule, value, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import How, Hub, can_stop_early, register
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 
 Share = Annotated[Schedule, within(0, 1)]
 

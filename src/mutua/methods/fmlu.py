@@ -19,7 +19,7 @@ from mutua.federation.message import Kind, Message, number
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Server, register
 from mutua.methods.fml import FML, Mutual
-from mutua.participant import Participant
+from mutua.methods.participant import Participant
 
 MOST_ENTROPY = 64 * math.log(2)
 """No task has more than 2⁶⁴ classes. A reply of more would have no weight at all, and alone nothing to merge."""

@@ -13,7 +13,7 @@ from mutua.federation.federation import Federation
 from mutua.federation.message import Message
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Method, register
-from mutua.participant import EarlyStopping, Participant
+from mutua.methods.participant import EarlyStopping, Participant
 
 
 @register

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from mutua.federation.message import Message
 from mutua.methods.base import cross_entropy, register
 from mutua.methods.fedavg import FedAvg
+from mutua.methods.participant import EarlyStopping, Participant
 from mutua.models import Architecture
-from mutua.participant import EarlyStopping, Participant
 
 
 class Mixture(nn.Module):

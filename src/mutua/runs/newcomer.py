@@ -21,8 +21,8 @@ from mutua.federation.plan import Plan
 from mutua.learning.evaluation import measure
 from mutua.methods import Independent
 from mutua.methods.base import How
+from mutua.methods.participant import EarlyStopping, Job, Participant
 from mutua.models import Architecture
-from mutua.participant import EarlyStopping, Job, Participant
 from mutua.result import expect
 from mutua.runs.folder import RunFolder, filling
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, read
