@@ -19,9 +19,9 @@ import yaml
 
 import mutua
 from mutua.data.samples import together
+from mutua.engines.faults import Faults, Kind
 from mutua.engines.faulty import FaultyEngine, spoilt
 from mutua.errors import InputError, RunError
-from mutua.faults import Faults, Kind
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent

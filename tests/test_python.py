@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import mutua
 from mutua import InputError
 from mutua.data import formats
-from mutua.faults import Faults
+from mutua.engines.faults import Faults
 from mutua.measures import Finished
 from mutua.models.architecture import Architecture
 from mutua.recipe import Recipe

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from mutua.data.samples import Samples as Samples
     from mutua.data.sources import load as load
     from mutua.data.splits import Split as Split
+    from mutua.engines.faults import Faults as Faults
     from mutua.errors import InputError as InputError
     from mutua.errors import MutuaError as MutuaError
     from mutua.errors import Refused as Refused
     from mutua.errors import RunError as RunError
-    from mutua.faults import Faults as Faults
     from mutua.federation.federation import Client as Client
     from mutua.federation.federation import Federation as Federation
     from mutua.federation.ledger import Ledger as Ledger
@@ -57,7 +57,7 @@ _HOMES = {
     "MutuaError": "mutua.errors",
     "Refused": "mutua.errors",
     "RunError": "mutua.errors",
-    "Faults": "mutua.faults",
+    "Faults": "mutua.engines.faults",
     "Client": "mutua.federation.federation",
     "Federation": "mutua.federation.federation",
     "trust": "mutua.support.importing",

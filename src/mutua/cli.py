@@ -219,7 +219,7 @@ def _run(
     as_json: bool,
 ) -> Path | None:
     """The run's folder; None if there was nothing to do."""
-    from mutua.faults import Faults
+    from mutua.engines.faults import Faults
     from mutua.loggers import known_logger
     from mutua.reports import console
     from mutua.reports.console import ProgressBar

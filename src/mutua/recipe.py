@@ -24,8 +24,8 @@ from mutua.data.partitions import IID, Partition, dealt_by
 from mutua.data.samples import Layout
 from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
+from mutua.engines.faults import Faults
 from mutua.errors import InputError
-from mutua.faults import Faults
 from mutua.federation.federation import Client, Federation
 from mutua.federation.plan import Plan
 from mutua.grid import Axes, Cell, Grid, cells, changed, put

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mutua.engines.faults import Faults
 from mutua.errors import InputError, LeftOut, line, suggest
-from mutua.faults import Faults
 from mutua.federation.federation import Federation, build
 from mutua.federation.module_pool import batch_normed
 from mutua.federation.plan import Plan, lengthened

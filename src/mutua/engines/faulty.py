@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mutua.engines.faults import Faults, Kind
 from mutua.errors import RunError
-from mutua.faults import Faults, Kind
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, Part, Tensors
 from mutua.federation.store import Store
