@@ -32,7 +32,7 @@ from mutua.federation.federation import Client, Federation, build
 from mutua.federation.message import Tensors
 from mutua.methods.participant import initial_seed
 from mutua.models import Architecture
-from mutua.rounds import Event, Reached, RoundEnded, RoundStarted
+from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.seeds import derive, private, torch_stream
 
 RECORDED = Path(__file__).with_name("recorded.json")

@@ -28,7 +28,7 @@ from mutua.federation.store import State
 from mutua.methods import Method
 from mutua.methods.participant import Job, Reply
 from mutua.models import Architecture
-from mutua.rounds import Briefs, Event, Replies, Rounds
+from mutua.rounds.loop import Briefs, Event, Replies, Rounds
 from mutua.seeds import torch_stream
 
 torch.set_num_threads(1)

@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from mutua import rounds
 from mutua.cli import app
 from mutua.data import sources
 from mutua.errors import InputError, LeftOut
@@ -29,6 +28,7 @@ from mutua.measures import ABOUT
 from mutua.methods import FML, base
 from mutua.models import registry
 from mutua.recipe import Recipe
+from mutua.rounds import loop
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -91,7 +91,7 @@ def test_the_python_page_runs_as_written(
     assert (tmp_path / "first.html").is_file() and (tmp_path / "runs/three-methods/report.html").is_file()
     assert "fml: round 5/5" in err and "INFO:mutua:fml: finished" in err
     told = [row[0].strip("`") for row in rows(text)]
-    assert told == [event.__name__ for event in get_args(rounds.Event)]
+    assert told == [event.__name__ for event in get_args(loop.Event)]
 
 
 def test_the_report_in_python_works_as_written(

@@ -27,7 +27,7 @@ from mutua.federation.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
 from mutua.recipe import Recipe
-from mutua.rounds import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
+from mutua.rounds.loop import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 
@@ -669,6 +669,6 @@ def test_any_engine_can_have_faults(federate: Federate, simulate: Simulate) -> N
     faults = Faults.model_validate({"dropout": [{"clients": ["a"], "rounds": [1]}]})
     engine = FaultyEngine(run.engine, faults)
     engine.open(run.job, run.federation)
-    mutua.rounds.Rounds(run.job, run.federation, engine, [events.append]).run()
+    mutua.rounds.loop.Rounds(run.job, run.federation, engine, [events.append]).run()
     engine.close()
     assert rejected(events) == [(1, "a", "no reply came")]

@@ -23,7 +23,7 @@ from mutua.federation.plan import Plan
 from mutua.federation.privacy import Guarantee, Uses, epsilon, guarantee, largest
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
 from mutua.methods.participant import Job, Participant
-from mutua.participation import Participation
+from mutua.rounds.participation import Participation
 from mutua.seeds import normals, torch_stream, uniforms
 
 UNIFORM = FedAvg(weights="uniform")

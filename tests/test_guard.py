@@ -17,11 +17,11 @@ from mutua.federation.federation import Federation
 from mutua.federation.message import Kind, Message, Part, Tensors, weights
 from mutua.federation.privacy import Privacy
 from mutua.federation.store import State, Store, not_finite
-from mutua.guard import LARGE, Guard, too_long
 from mutua.learning.schedules import Schedule
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
-from mutua.rounds import Finished, Reached, Rejected, Rounds, Standing, Stopped
+from mutua.rounds.guard import LARGE, Guard, too_long
+from mutua.rounds.loop import Finished, Reached, Rejected, Rounds, Standing, Stopped
 from mutua.runs.checkpoints import decode, encode
 
 Federate = Callable[..., Federation]
@@ -76,7 +76,7 @@ def same(one: State, two: State, identical: Identical) -> bool:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is refused for its size before somebody diverges."""
-    monkeypatch.setattr("mutua.guard.HUGE", float("inf"))
+    monkeypatch.setattr("mutua.rounds.guard.HUGE", float("inf"))
 
 
 @pytest.mark.parametrize("factor", [1e4, 1e10, 1e30, -3e37])
@@ -323,7 +323,7 @@ def test_fedmd_refuses_the_huge_scores_and_not_the_honest_clients(
 ) -> None:
     """At once or, where the limit is higher, when the others diverge on what came of them."""
     if not at_once:
-        monkeypatch.setattr("mutua.guard.HUGE", float("inf"))
+        monkeypatch.setattr("mutua.rounds.guard.HUGE", float("inf"))
     federation = federate([13, 16, 11], global_model=None)
     split = {client.id: carve(client.train, 4, 0, client.id) for client in federation.clients}
     clients = tuple(replace(client, train=split[client.id][0]) for client in federation.clients)

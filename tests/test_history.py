@@ -19,9 +19,9 @@ from mutua import methods
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.history import History, Row
 from mutua.measures import Finished
 from mutua.recipe import Recipe
+from mutua.rounds.history import History, Row
 from mutua.runner import run
 from mutua.support.row_log import Upto
 

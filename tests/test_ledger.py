@@ -14,7 +14,7 @@ from mutua.federation.federation import Federation
 from mutua.federation.ledger import Entry, Ledger, may_leave
 from mutua.federation.message import NUMBERS, Kind, Message, Part, count, weights
 from mutua.methods import FML, FedAvg, Independent
-from mutua.rounds import Rejected
+from mutua.rounds.loop import Rejected
 
 MEME = weights({"body.weight": torch.zeros(2, 3), "body.bias": torch.zeros(2)})
 BRIEF = Message(**{"global": MEME})

@@ -21,10 +21,10 @@ from mutua.cli import app
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.history import History
 from mutua.methods import FedAvg
 from mutua.recipe import Recipe
-from mutua.rounds import Event, Reached, Standing
+from mutua.rounds.history import History
+from mutua.rounds.loop import Event, Reached, Standing
 from mutua.runner import run
 from mutua.sections import PublicSet
 

@@ -23,7 +23,7 @@ from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
 from mutua.methods import MixtureOfExperts
 from mutua.recipe import Recipe
-from mutua.rounds import Reached, RoundStarted
+from mutua.rounds.loop import Reached, RoundStarted
 
 CLASSES = ("ape", "bee", "cat", "dog")
 STRANGE = 3

@@ -19,12 +19,12 @@ from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.measures import Finished
 from mutua.methods import FML, FedAvg, FineTuned, Independent
-from mutua.participation import REASONS, Participation, spans
 from mutua.recipe import Recipe
 from mutua.reports.reading import read
 from mutua.reports.report import compose as report
 from mutua.reports.tables import told
-from mutua.rounds import Event, RoundStarted
+from mutua.rounds.loop import Event, RoundStarted
+from mutua.rounds.participation import REASONS, Participation, spans
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 

@@ -23,7 +23,7 @@ from mutua.learning.evaluation import measure
 from mutua.learning.metrics import SCALARS
 from mutua.learning.optimizers import SGD
 from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
-from mutua.rounds import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
+from mutua.rounds.loop import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
 from mutua.runner import run as run_method
 
 Federate = Callable[..., Federation]

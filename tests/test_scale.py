@@ -13,7 +13,7 @@ from mutua import sweep
 from mutua.grid import Cell
 from mutua.loggers import Logged
 from mutua.recipe import Recipe
-from mutua.rounds import Event, Reached, RoundEnded, RoundStarted
+from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.support.row_log import Log

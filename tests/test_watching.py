@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import mutua
-from mutua import watching
 from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.methods import FML
-from mutua.rounds import Event, Finished, Standing
+from mutua.rounds import progress
+from mutua.rounds.loop import Event, Finished, Standing
 from mutua.support.text import Sheet
 
 Federate = Callable[..., Federation]
@@ -89,7 +89,7 @@ def test_progress_is_on_stderr_by_default_and_can_be_turned_off(
 
 def test_in_a_terminal_progress_is_a_bar(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
-    monkeypatch.setattr(watching, "err", Console(file=file, width=80, force_terminal=True, color_system=None))
+    monkeypatch.setattr(progress, "err", Console(file=file, width=80, force_terminal=True, color_system=None))
 
     def within(event: Event) -> None:  # a run inside a run: the terminal is the outer one's
         if isinstance(event, Finished):

@@ -21,7 +21,7 @@ from mutua.support.output_streams import enduring
 # Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
     from mutua.recipe import Recipe
-    from mutua.rounds import Callback
+    from mutua.rounds.loop import Callback
     from mutua.sweep import Outcome, Sweep
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

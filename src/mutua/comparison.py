@@ -25,14 +25,15 @@ from mutua.comparing import (
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
-from mutua.history import SELECTIONS
 from mutua.measures import ABOUT, Held, Measure, alone
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.opened import save_run
 from mutua.recipe import Recipe
 from mutua.result import Result
-from mutua.rounds import Callback
+from mutua.rounds.history import SELECTIONS
+from mutua.rounds.loop import Callback
+from mutua.rounds.progress import EndOfRun, ProgressBar, bars
 from mutua.runner import prepared, run
 from mutua.runs.folder import new_folder
 from mutua.support.configuration import PathLike, whole_number
@@ -40,7 +41,6 @@ from mutua.support.explain import checked
 from mutua.support.files import together
 from mutua.support.importing import installed
 from mutua.support.text import Sheet, size, spread
-from mutua.watching import EndOfRun, ProgressBar, bars
 
 SHOWN = ("global", "predictor", "acc")
 Given = Federation | Recipe | Callable[[int], Federation]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mutua.errors import InputError, suggest
 from mutua.federation.ledger import Direction, Ledger
-from mutua.history import History
 from mutua.result import Result
+from mutua.rounds.history import History
 from mutua.runs.folder import RunFolder
 from mutua.support.configuration import PathLike
 

@@ -16,14 +16,14 @@ from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Plan
-from mutua.history import History
 from mutua.measures import Finished
 from mutua.methods import base
 from mutua.methods.base import How, Method
 from mutua.models import Architecture, names
-from mutua.participation import Participation, left_out
 from mutua.recipe import Recipe
 from mutua.result import Predictor, Result, sheet
+from mutua.rounds.history import History
+from mutua.rounds.participation import Participation, left_out
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
 from mutua.support.configuration import PathLike, local_path

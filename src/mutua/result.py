@@ -21,13 +21,13 @@ from mutua.federation.message import Message, Tensors
 from mutua.federation.module_pool import Modules
 from mutua.federation.privacy import Guarantee, guarantee
 from mutua.federation.store import State
-from mutua.history import SELECTIONS, History, Selection
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
 from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
-from mutua.participation import Attendance, Participation, left_out
+from mutua.rounds.history import SELECTIONS, History, Selection
+from mutua.rounds.participation import Attendance, Participation, left_out
 from mutua.support.configuration import PathLike, whole_number
 from mutua.support.text import Sheet, of_width, percent, several, size, some
 

@@ -20,7 +20,7 @@ from mutua.methods.base import Method
 from mutua.methods.base import of as method_of
 from mutua.methods.participant import Job
 from mutua.result import ClientResult, Result
-from mutua.rounds import Callback, Engine, Rounds, Standing
+from mutua.rounds.loop import Callback, Engine, Rounds, Standing
 from mutua.support.configuration import whole_number
 from mutua.support.explain import checked
 
@@ -51,7 +51,7 @@ def run(
     clients fail on purpose. A callback is called with every event of the run. `progress` shows on stderr how far
     it has come: a bar in a terminal, else a line for each evaluation; the log `mutua` tells the same.
     """
-    from mutua.watching import watched  # which needs rich, and `import mutua` does not
+    from mutua.rounds.progress import watched  # which needs rich, and `import mutua` does not
 
     if isinstance(method, str):
         method = method_of({"name": method})

@@ -31,7 +31,8 @@ from mutua.grid import Cell
 from mutua.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
 from mutua.methods import base
 from mutua.recipe import Recipe
-from mutua.rounds import Event, Rejected, Retried, RoundEnded, Started
+from mutua.rounds.loop import Event, Rejected, Retried, RoundEnded, Started
+from mutua.rounds.progress import left_out, standing
 from mutua.runner import prepared
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder, new_folder
@@ -41,7 +42,6 @@ from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, Lock, plain, together
 from mutua.support.importing import trust
 from mutua.support.signals import announce, forking, heed, ignore, orderly, quiet
-from mutua.watching import left_out, standing
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""

@@ -21,7 +21,7 @@ from mutua.methods import FML, FedAvg
 from mutua.methods.base import of, spec
 from mutua.recipe import Recipe
 from mutua.reports.console import options
-from mutua.rounds import Rejected
+from mutua.rounds.loop import Rejected
 
 COMBINERS = [Mean(), TrimmedMean(share=0.25), Median(), Clip(), Clip(norm=2.0), Krum(share=0.25), Krum(keep=3)]
 ROBUST = [TrimmedMean(share=0.25), Median(), Clip(), Krum(share=0.25), Krum(share=0.25, keep=4)]

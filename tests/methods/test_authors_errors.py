@@ -15,7 +15,7 @@ import mutua
 from mutua.errors import InputError, RunError
 from mutua.federation.federation import Federation
 from mutua.methods import FML
-from mutua.rounds import Rejected
+from mutua.rounds.loop import Rejected
 
 Federate = Callable[..., Federation]
 METHOD = """

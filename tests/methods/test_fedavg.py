@@ -23,7 +23,7 @@ from mutua.learning.optimizers import SGD
 from mutua.methods import FedAvg, FedProx, FineTuned, participant
 from mutua.methods.participant import Participant
 from mutua.models import Architecture
-from mutua.rounds import Rejected
+from mutua.rounds.loop import Rejected
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -30,7 +30,7 @@ from mutua.federation.topology import Topology
 from mutua.methods import FedH2L
 from mutua.methods.participant import Participant, work
 from mutua.models import Architecture
-from mutua.rounds import Rejected, RoundStarted
+from mutua.rounds.loop import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 
 Federate = Callable[..., Federation]

@@ -26,7 +26,7 @@ from mutua.federation.store import Store
 from mutua.methods import FedMD
 from mutua.methods.participant import Participant, work
 from mutua.models import Architecture
-from mutua.rounds import Rejected, RoundStarted
+from mutua.rounds.loop import Rejected, RoundStarted
 from mutua.runner import run as run_method
 from mutua.seeds import private, public, torch_stream
 

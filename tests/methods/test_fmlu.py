@@ -22,7 +22,7 @@ from mutua.federation.store import Store
 from mutua.learning.trainer import Batch
 from mutua.methods import DML, FML, FMLU, Method, of
 from mutua.methods.participant import work
-from mutua.rounds import Rejected
+from mutua.rounds.loop import Rejected
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -32,7 +32,7 @@ from mutua.methods.base import cross_entropy
 from mutua.methods.mixture import Mixture
 from mutua.methods.participant import EarlyStopping, Participant, work
 from mutua.models import Architecture
-from mutua.rounds import RoundStarted
+from mutua.rounds.loop import RoundStarted
 from mutua.seeds import private, torch_stream
 
 Federate = Callable[..., Federation]

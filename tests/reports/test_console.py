@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mutua import watching
-from mutua.history import History
 from mutua.reports import console
 from mutua.reports.console import ProgressBar, percent, size
-from mutua.rounds import Finished, Rejected, RoundEnded, Started
+from mutua.rounds import progress
+from mutua.rounds.history import History
+from mutua.rounds.loop import Finished, Rejected, RoundEnded, Started
 
 Runs = Callable[..., tuple[Path, Any]]
 
@@ -31,7 +31,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """stderr as an 80-column terminal has it."""
     file = io.StringIO()
-    for module in (console, watching):
+    for module in (console, progress):
         screen = Console(file=file, width=80, force_terminal=True, color_system=None)
         monkeypatch.setattr(module, "err", screen)
     return file.getvalue

@@ -25,7 +25,7 @@ from mutua.errors import RunError
 from mutua.federation.message import Kind, Message, Part, count, number, weights
 from mutua.federation.store import Commit, State, Store
 from mutua.recipe import Recipe
-from mutua.rounds import Standing
+from mutua.rounds.loop import Standing
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, decode, due, encode
 from mutua.runs.execute import execute

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 from mutua.federation.store import Store
 from mutua.recipe import Recipe
+from mutua.rounds.progress import Hashing
 from mutua.runs import inputs
 from mutua.runs.checkpoints import Checkpoints, _sum
 from mutua.runs.folder import RunFolder
-from mutua.watching import Hashing
 
 Command = Callable[..., Any]
 

@@ -24,8 +24,8 @@ from mutua.engines.workers import Workers
 from mutua.errors import InputError, RunError
 from mutua.federation.federation import Federation
 from mutua.federation.store import Store
-from mutua.history import Row
 from mutua.methods import base
+from mutua.rounds.history import Row
 from mutua.runs.folder import RunFolder, versions
 from mutua.runs.listing import Overview
 from mutua.support.files import in_use

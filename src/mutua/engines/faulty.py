@@ -15,7 +15,7 @@ from mutua.federation.message import Message, Part, Tensors
 from mutua.federation.store import Store
 from mutua.methods.base import Method
 from mutua.methods.participant import Job, Participant, Reply
-from mutua.rounds import TOO_LONG, Briefs, Engine, Evaluation, Replies
+from mutua.rounds.loop import TOO_LONG, Briefs, Engine, Evaluation, Replies
 
 
 @dataclass

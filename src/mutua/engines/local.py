@@ -21,7 +21,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
 from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.methods.participant import Assessment, Job, Reply, Verb, assess, perform
-from mutua.rounds import Briefs, Evaluation, Replies
+from mutua.rounds.loop import Briefs, Evaluation, Replies
 from mutua.support.profiling import Span, note
 from mutua.support.signals import whole
 

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, ConfigDict, Field, field_serializer, model_
 from mutua.data.transforms import Augment
 from mutua.errors import InputError
 from mutua.federation.privacy import Privacy
-from mutua.history import Selection
 from mutua.learning.optimizers import SGD, Optimizer
 from mutua.learning.precision import Precision
+from mutua.rounds.history import Selection
 from mutua.seeds import numpy_stream, public
 from mutua.support.configuration import Spec
 

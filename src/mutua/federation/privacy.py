@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mutua.federation.store import State
     from mutua.methods.base import Method
     from mutua.methods.participant import Job
-    from mutua.participation import Participation
+    from mutua.rounds.participation import Participation
 
 Level = Literal["client", "example"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mutua.participation import WRONG
 from mutua.reports.reading import Study
 from mutua.reports.tables import Cell, Table
+from mutua.rounds.participation import WRONG
 
 MOST = 40
 """So many clients of a run are listed; run.json has all."""

@@ -13,19 +13,19 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from mutua.errors import line
-from mutua.history import SELECTIONS, Selection
 from mutua.measures import ABOUT
 from mutua.methods import base
 from mutua.result import Result
+from mutua.rounds.history import SELECTIONS, Selection
+from mutua.rounds.progress import Hashing as Hashing
+from mutua.rounds.progress import ProgressBar as ProgressBar
+from mutua.rounds.progress import bars as bars
+from mutua.rounds.progress import err as err
 from mutua.support.profiling import Profile
 from mutua.support.text import of_width, printable
 from mutua.support.text import percent as percent
 from mutua.support.text import size as size
 from mutua.support.text import spread as spread
-from mutua.watching import Hashing as Hashing
-from mutua.watching import ProgressBar as ProgressBar
-from mutua.watching import bars as bars
-from mutua.watching import err as err
 
 if TYPE_CHECKING:
     from mutua.sweep import News

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mutua.comparing import uses_global_alone
-from mutua.history import SELECTIONS
 from mutua.reports import console
 from mutua.reports.reading import Run, Study, common
+from mutua.rounds.history import SELECTIONS
 from mutua.support.text import of_width
 
 

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from mutua.errors import MutuaError, RunError
 from mutua.federation.message import DTYPES, Kind, Message, Part, Tensors
 from mutua.federation.store import Commit, State, Store
-from mutua.rounds import Standing
+from mutua.rounds.loop import Standing
 from mutua.runs.inputs import Inputs
 from mutua.sections import Checkpoints as Settings
 from mutua.support import files, safe_reading

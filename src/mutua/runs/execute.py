@@ -9,7 +9,7 @@ from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.recipe import Recipe
 from mutua.result import Result
-from mutua.rounds import Callback
+from mutua.rounds.loop import Callback
 from mutua.runner import run
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import Show

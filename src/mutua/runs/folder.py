@@ -39,12 +39,11 @@ from mutua.federation.ledger import Direction, Entry, Ledger
 from mutua.federation.message import Tensors
 from mutua.federation.module_pool import Modules, one_thread
 from mutua.federation.plan import Plan, lengthened
-from mutua.history import History, Row
 from mutua.methods import base
-from mutua.participation import OUTCOMES, Participation, Turn
 from mutua.recipe import Recipe
 from mutua.result import ClientResult, Result, reported
-from mutua.rounds import (
+from mutua.rounds.history import History, Row
+from mutua.rounds.loop import (
     Event,
     Reached,
     Rejected,
@@ -56,6 +55,7 @@ from mutua.rounds import (
     Stopped,
     Trained,
 )
+from mutua.rounds.participation import OUTCOMES, Participation, Turn
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, Marks, due
 from mutua.runs.inputs import Inputs, Show, changed_fields, inputs, listed, recipe_of
 from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read

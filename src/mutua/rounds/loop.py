@@ -16,11 +16,11 @@ from mutua.federation.ledger import Entry, Ledger, may_leave
 from mutua.federation.message import Message, Tensors
 from mutua.federation.store import State, Store
 from mutua.federation.topology import Topology
-from mutua.guard import Merger, NotFinite, can_be_undone, finished, unfinished
-from mutua.history import History, Metrics, Row
 from mutua.methods.base import Server
 from mutua.methods.participant import Job, Reply
-from mutua.participation import Outcome, Participation, Turn
+from mutua.rounds.guard import Merger, NotFinite, can_be_undone, finished, unfinished
+from mutua.rounds.history import History, Metrics, Row
+from mutua.rounds.participation import Outcome, Participation, Turn
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
 from mutua.support.signals import breakable, end, whole

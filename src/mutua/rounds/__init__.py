@@ -1,0 +1,1 @@
+"""The round loop, and the record of what happened in it."""
