@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 

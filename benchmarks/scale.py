@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Event, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

@@ -304,7 +304,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
     known: dict[str, tuple[Path, Any]] = {}
 
     def make(method: Any = "fml", **changes: Any) -> tuple[Path, Any]:
-        from mutua.recipe import Recipe
+        from mutua.recipe.recipe import Recipe
         from mutua.runs.execute import execute
         from mutua.runs.folder import RunFolder
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from mutua.federation.federation import Federation
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

@@ -23,7 +23,7 @@ from PIL import Image
 import mutua
 from mutua.data.sources import load
 from mutua.methods import base
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs.folder import RunFolder
 from mutua.support.files import Lock
 

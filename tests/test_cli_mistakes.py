@@ -384,7 +384,7 @@ def test_a_disk_that_is_full_in_mid_run(desk: Callable[..., Any], tmp_path: Path
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(desk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from mutua.recipe import Recipe
+    from mutua.recipe.recipe import Recipe
 
     monkeypatch.setattr(Recipe, "federation", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -15,7 +15,7 @@ from mutua.comparing import contenders, seeds, summarise
 from mutua.errors import InputError
 from mutua.learning.schedules import Linear, Listed
 from mutua.methods import FML, FedAvg, FedProx, Independent
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.support.files import together
 
 

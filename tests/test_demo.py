@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mutua import demo as demos
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs.folder import RunFolder
 
 SMALL = {

@@ -27,7 +27,7 @@ from mutua.learning.schedules import Cosine, Linear, Listed
 from mutua.measures import ABOUT
 from mutua.methods import FML, base
 from mutua.models import registry
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.rounds import loop
 
 ROOT = Path(__file__).parents[1]

@@ -26,7 +26,7 @@ from mutua.federation.federation import Federation
 from mutua.federation.message import Message, Tensors, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

@@ -35,7 +35,7 @@ from mutua.federation.message import Kind, Message, Part, count, number, weights
 from mutua.learning import merging
 from mutua.methods import FedAvg
 from mutua.models import architecture
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged, encode
 from mutua.runs.folder import RunFolder

@@ -7,8 +7,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from mutua.errors import InputError
-from mutua.grid import Grid, cells, changed, kept
-from mutua.recipe import Recipe, expand
+from mutua.recipe.grid import Grid, cells, changed, kept
+from mutua.recipe.recipe import Recipe, expand
 
 LONG = {"method": {"FML": {}, "alone": {"method": "independent", "rounds": 3}}}
 

@@ -20,7 +20,7 @@ from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.measures import Finished
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History, Row
 from mutua.runner import run
 from mutua.support.row_log import Upto

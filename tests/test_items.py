@@ -72,7 +72,7 @@ def test_cells_of_both_scales(tree: dict[str, Any]) -> None:
     ],
 )
 def test_items_that_are_none(tree: dict[str, Any], at: str, value: object, said: str) -> None:
-    from mutua.grid import put
+    from mutua.recipe.grid import put
 
     wrong = deepcopy(tree)
     put(wrong, at, value, "test")

@@ -19,7 +19,7 @@ from mutua import InputError
 from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.methods import FML, FedAvg, FedMD, Independent
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 
 Federate = Callable[..., Federation]
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)

@@ -22,11 +22,11 @@ from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.methods import FedAvg
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
+from mutua.recipe.sections import PublicSet
 from mutua.rounds.history import History
 from mutua.rounds.loop import Event, Reached, Standing
 from mutua.runner import run
-from mutua.sections import PublicSet
 
 Blobs = Callable[..., Samples]
 Federate = Callable[..., Federation]

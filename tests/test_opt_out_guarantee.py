@@ -22,7 +22,7 @@ from mutua.data.splits import Split
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
 from mutua.methods import MixtureOfExperts
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Reached, RoundStarted
 
 CLASSES = ("ape", "bee", "cat", "dog")

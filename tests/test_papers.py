@@ -13,9 +13,9 @@ from mutua import recipes
 from mutua.data.samples import Samples
 from mutua.data.sources import KNOWN
 from mutua.data.splits import split_and_deal
-from mutua.grid import Cell
 from mutua.measures import Measure
-from mutua.recipe import Recipe
+from mutua.recipe.grid import Cell
+from mutua.recipe.recipe import Recipe
 from mutua.recipes import Claim, Item, Scale
 from mutua.runner import prepared
 

@@ -19,7 +19,7 @@ from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.measures import Finished
 from mutua.methods import FML, FedAvg, FineTuned, Independent
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.reports.reading import read
 from mutua.reports.report import compose as report
 from mutua.reports.tables import told

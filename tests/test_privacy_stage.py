@@ -25,7 +25,7 @@ from mutua.federation.privacy import Privacy, Uses, epsilon, rdp
 from mutua.learning.merging import mean
 from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.base import of
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runner import prepared
 from mutua.seeds import private, torch_stream
 

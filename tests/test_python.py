@@ -19,7 +19,7 @@ from mutua.data import formats
 from mutua.engines.faults import Faults
 from mutua.measures import Finished
 from mutua.models.architecture import Architecture
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.reports import reading, writing
 from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report
@@ -132,7 +132,7 @@ def test_a_runs_folder_by_text(at_home: Path, finished: Callable[..., Any]) -> N
     assert RunFolder.create("x", 0, "~/begun").path == at_home / "begun"
     assert RunFolder.create("x", 0, under="~/many").path.parent == at_home / "many"
     recipe = Recipe.load(path / "recipe.yaml")
-    from mutua.grid import Cell
+    from mutua.recipe.grid import Cell
 
     assert Sweep("~/sweep", [(Cell({}, {}), recipe)], [0]).runs[0].path.parent == at_home / "sweep"
     assert Reproduction("fedh2l/table-2", "laptop", [0], "~/again").sweep.place.is_relative_to(at_home)

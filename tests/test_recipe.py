@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 
-from mutua import recipe as recipes
 from mutua.data.partitions import Shards
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
@@ -16,7 +15,8 @@ from mutua.federation.plan import Plan
 from mutua.learning.optimizers import SGD, Adam
 from mutua.learning.schedules import Linear
 from mutua.methods import FML, FedAvg, base
-from mutua.recipe import Recipe
+from mutua.recipe import recipe as recipes
+from mutua.recipe.recipe import Recipe
 
 # As the issue that asked for recipes writes it: people script against these names.
 PUBLISHED = """

@@ -25,7 +25,7 @@ from mutua.federation.topology import Topology
 from mutua.learning.optimizers import Adam
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, Independent, MixtureOfExperts
 from mutua.models import shared_names
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runner import run
 
 Simulate = Callable[..., Any]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mutua import sweep
-from mutua.grid import Cell
 from mutua.loggers import Logged
-from mutua.recipe import Recipe
+from mutua.recipe.grid import Cell
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from mutua.methods import FedAvg, Independent
-from mutua.recipe import expand
+from mutua.recipe.recipe import expand
 from mutua.reports import verdicts
 from mutua.reports.reading import read
 from mutua.support import signals

@@ -16,8 +16,8 @@ import yaml
 import mutua
 from mutua import sweep
 from mutua.errors import InputError
-from mutua.grid import Cell
-from mutua.recipe import Recipe
+from mutua.recipe.grid import Cell
+from mutua.recipe.recipe import Recipe
 from mutua.runs.folder import RunFolder
 from mutua.support import importing
 

@@ -25,7 +25,7 @@ from mutua.data.sources import load
 from mutua.errors import InputError, MutuaError, Refused
 from mutua.federation.message import Message
 from mutua.models import Architecture, architecture
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged
 from mutua.runs.folder import RunFolder
@@ -458,7 +458,7 @@ import torch
 from mutua.support import safe_reading
 from mutua.errors import MutuaError
 from mutua.federation.message import Message
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.folder import RunFolder

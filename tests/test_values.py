@@ -19,7 +19,7 @@ import mutua
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.methods import base
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.support.configuration import Spec
 
 Command = Callable[..., Any]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mutua.opened import SavedRun as SavedRun
     from mutua.opened import open_run as open_run
     from mutua.opened import save_run as save_run
-    from mutua.recipe import Recipe as Recipe
+    from mutua.recipe.recipe import Recipe as Recipe
     from mutua.reports.writing import report as report
     from mutua.result import Result as Result
     from mutua.runner import run as run
@@ -75,7 +75,7 @@ _HOMES = {
     "save_run": "mutua.opened",
     "Plan": "mutua.federation.plan",
     "Privacy": "mutua.federation.privacy",
-    "Recipe": "mutua.recipe",
+    "Recipe": "mutua.recipe.recipe",
     "report": "mutua.reports.writing",
     "Result": "mutua.result",
     "run": "mutua.runner",

@@ -20,7 +20,7 @@ from mutua.support.output_streams import enduring
 
 # Commands import what they use, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
-    from mutua.recipe import Recipe
+    from mutua.recipe.recipe import Recipe
     from mutua.rounds.loop import Callback
     from mutua.sweep import Outcome, Sweep
 
@@ -821,7 +821,7 @@ def _trust(names: list[str] | None) -> None:
 
 
 def _load(path: Path, sets: list[str] | None, seed: int | None, device: str | None) -> Recipe:
-    from mutua.recipe import Recipe
+    from mutua.recipe.recipe import Recipe
 
     extra = [f"seed={seed}"] if seed is not None else []
     extra += [f"device={device}"] if device is not None else []

@@ -29,7 +29,7 @@ from mutua.measures import ABOUT, Held, Measure, alone
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.opened import save_run
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.result import Result
 from mutua.rounds.history import SELECTIONS
 from mutua.rounds.loop import Callback

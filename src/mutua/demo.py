@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.base import Method
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.reports import console, figures
 from mutua.result import Result
 from mutua.runs.execute import execute

@@ -20,7 +20,7 @@ from mutua.measures import Finished
 from mutua.methods import base
 from mutua.methods.base import How, Method
 from mutua.models import Architecture, names
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.result import Predictor, Result, sheet
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation, left_out

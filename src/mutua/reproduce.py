@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mutua.grid import Cell, Labels
 from mutua.measures import REACHING, Measure
+from mutua.recipe.grid import Cell, Labels
 from mutua.recipes import Claim, Item, Scale, load
 from mutua.stats import Difference, Spread
 from mutua.support import safe_reading

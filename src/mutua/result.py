@@ -32,7 +32,7 @@ from mutua.support.configuration import PathLike, whole_number
 from mutua.support.text import Sheet, of_width, percent, several, size, some
 
 if TYPE_CHECKING:
-    from mutua.recipe import Recipe
+    from mutua.recipe.recipe import Recipe
 
 REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
 

@@ -27,10 +27,10 @@ from mutua.comparing import COLUMNS, MARK
 from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation.federation import Federation
-from mutua.grid import Cell
 from mutua.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
 from mutua.methods import base
-from mutua.recipe import Recipe
+from mutua.recipe.grid import Cell
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Event, Rejected, Retried, RoundEnded, Started
 from mutua.rounds.progress import left_out, standing
 from mutua.runner import prepared

@@ -16,7 +16,7 @@ import pytest
 
 from killing import begin, forked, left, onward, waited
 from mutua.engines.workers import can_fork
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="ends processes that it forks")]
 

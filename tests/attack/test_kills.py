@@ -35,7 +35,7 @@ from killing import (
 from mutua.engines.workers import can_fork
 from mutua.federation.federation import Federation
 from mutua.methods import base
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="kills processes that it forks")]
 

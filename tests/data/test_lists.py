@@ -16,7 +16,7 @@ from mutua.data.samples import Samples
 from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.methods import Aggregated
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runner import run
 
 DOMAINS, CLASSES = ("art_painting", "sketch"), ("dog", "giraffe", "house")

@@ -23,7 +23,7 @@ from mutua.data.samples import Samples
 from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.federation.topology import Topology
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.support import safe_reading
 
 GIB = 2**30

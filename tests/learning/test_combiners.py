@@ -19,7 +19,7 @@ from mutua.federation.message import Message, Tensors, weights
 from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, too_long, update_norms
 from mutua.methods import FML, FedAvg
 from mutua.methods.base import of, spec
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.reports.console import options
 from mutua.rounds.loop import Rejected
 

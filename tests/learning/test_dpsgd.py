@@ -24,7 +24,7 @@ from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
 from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runner import prepared
 
 TASK = Task(("ape", "bee", "cat"))

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from mutua.cli import app
 from mutua.errors import InputError
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.reports import console, pictures, samples
 from mutua.reports.figures import COLOURS
 from mutua.reports.page import html

@@ -24,13 +24,13 @@ from safetensors.torch import load, load_file, save
 from mutua.errors import RunError
 from mutua.federation.message import Kind, Message, Part, count, number, weights
 from mutua.federation.store import Commit, State, Store
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
+from mutua.recipe.sections import Checkpoints as Settings
 from mutua.rounds.loop import Standing
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, decode, due, encode
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
-from mutua.sections import Checkpoints as Settings
 from mutua.support import files, safe_reading
 from mutua.support.growing_files import Mark
 

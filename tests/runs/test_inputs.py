@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import save_file
 
 from mutua.federation.store import Store
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.progress import Hashing
 from mutua.runs import inputs
 from mutua.runs.checkpoints import Checkpoints, _sum

@@ -18,7 +18,7 @@ from mutua.federation.message import Message, weights
 from mutua.federation.store import Store
 from mutua.methods import FineTuned
 from mutua.methods.participant import Participant
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 

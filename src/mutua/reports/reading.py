@@ -15,8 +15,8 @@ from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
 from mutua.federation.ledger import Ledger
 from mutua.federation.privacy import Guarantee
-from mutua.grid import facets
 from mutua.measures import Finished, Measure, alone, alone_otherwise, length
+from mutua.recipe.grid import facets
 from mutua.rounds.history import History
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined

@@ -22,9 +22,9 @@ from pydantic import ConfigDict, Field, ValidationError
 from mutua.errors import MutuaError, RunError
 from mutua.federation.message import DTYPES, Kind, Message, Part, Tensors
 from mutua.federation.store import Commit, State, Store
+from mutua.recipe.sections import Checkpoints as Settings
 from mutua.rounds.loop import Standing
 from mutua.runs.inputs import Inputs
-from mutua.sections import Checkpoints as Settings
 from mutua.support import files, safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.growing_files import Mark

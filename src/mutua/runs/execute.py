@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.result import Result
 from mutua.rounds.loop import Callback
 from mutua.runner import run

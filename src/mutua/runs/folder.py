@@ -40,7 +40,7 @@ from mutua.federation.message import Tensors
 from mutua.federation.module_pool import Modules, one_thread
 from mutua.federation.plan import Plan, lengthened
 from mutua.methods import base
-from mutua.recipe import Recipe
+from mutua.recipe.recipe import Recipe
 from mutua.result import ClientResult, Result, reported
 from mutua.rounds.history import History, Row
 from mutua.rounds.loop import (

@@ -29,7 +29,7 @@ from mutua.errors import InputError, line
 from mutua.federation.federation import Federation
 from mutua.federation.topology import KINDS
 from mutua.models import Architecture, registry
-from mutua.recipe import Recipe, models_in
+from mutua.recipe.recipe import Recipe, models_in
 from mutua.support import safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.importing import by_path

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from mutua.errors import InputError, line
 from mutua.methods import base
+from mutua.recipe.sections import Checkpoints as Settings
 from mutua.runs.folder import RunFolder, no_run
 from mutua.runs.inputs import changed_fields
-from mutua.sections import Checkpoints as Settings
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.explain import explain

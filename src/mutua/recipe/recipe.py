@@ -28,11 +28,11 @@ from mutua.engines.faults import Faults
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
 from mutua.federation.plan import Plan
-from mutua.grid import Axes, Cell, Grid, cells, changed, put
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
-from mutua.sections import Checkpoints, OptOut, PublicSet
+from mutua.recipe.grid import Axes, Cell, Grid, cells, changed, put
+from mutua.recipe.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, Spec, read_yaml

@@ -1,0 +1,1 @@
+"""What users write: a whole experiment in a file, and the federation that it makes."""
