@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import mutua
-import mutua.result
+import mutua.runs.result
 from mutua.data.samples import Samples, together
 from mutua.federation.federation import Client, Federation, build
 from mutua.federation.message import Tensors
@@ -137,7 +137,7 @@ def fml(
     workers: int | None = None,
     *callbacks: Any,
     evaluate_every: int = 1,
-) -> mutua.result.Result:
+) -> mutua.runs.result.Result:
     """FML as the plain loop does it."""
     return mutua.run(
         mutua.methods.FML(alpha=0.5, beta=0.5),

@@ -16,7 +16,7 @@ from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.federation.federation import Client, Federation
 from mutua.models import Architecture
-from mutua.runner import run
+from mutua.runs.run import run
 
 Federate = Callable[..., Federation]
 Blobs = Callable[..., Samples]

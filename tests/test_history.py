@@ -22,7 +22,7 @@ from mutua.federation.federation import Federation
 from mutua.measures import Finished
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History, Row
-from mutua.runner import run
+from mutua.runs.run import run
 from mutua.support.row_log import Upto
 
 Federate = Callable[..., Federation]

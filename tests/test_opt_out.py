@@ -26,7 +26,7 @@ from mutua.recipe.recipe import Recipe
 from mutua.recipe.sections import PublicSet
 from mutua.rounds.history import History
 from mutua.rounds.loop import Event, Reached, Standing
-from mutua.runner import run
+from mutua.runs.run import run
 
 Blobs = Callable[..., Samples]
 Federate = Callable[..., Federation]

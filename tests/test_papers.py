@@ -17,7 +17,7 @@ from mutua.measures import Measure
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
 from mutua.recipes import Claim, Item, Scale
-from mutua.runner import prepared
+from mutua.runs.run import prepared
 
 ITEMS = {
     "fml-2020": "table-1 table-2 figure-5a figure-5b claim-newcomer claim-bad-client",

@@ -26,7 +26,7 @@ from mutua.learning.merging import mean
 from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.base import of
 from mutua.recipe.recipe import Recipe
-from mutua.runner import prepared
+from mutua.runs.run import prepared
 from mutua.seeds import private, torch_stream
 
 Simulate = Callable[..., Any]

@@ -25,10 +25,10 @@ from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report
 from mutua.reproduce import Reproduction
 from mutua.runs.folder import RunFolder
+from mutua.runs.inference import export, predict
 from mutua.runs.listing import Overview, listed
 from mutua.runs.newcomer import join
-from mutua.runs.saved import SavedModel
-from mutua.runs.using import export, predict
+from mutua.runs.saved_models import SavedModel
 from mutua.sweep import Sweep
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)

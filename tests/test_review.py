@@ -26,7 +26,7 @@ from mutua.learning.optimizers import Adam
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, Independent, MixtureOfExperts
 from mutua.models import shared_names
 from mutua.recipe.recipe import Recipe
-from mutua.runner import run
+from mutua.runs.run import run
 
 Simulate = Callable[..., Any]
 Federate = Callable[..., Federation]

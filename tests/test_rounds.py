@@ -24,7 +24,7 @@ from mutua.learning.metrics import SCALARS
 from mutua.learning.optimizers import SGD
 from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.rounds.loop import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
-from mutua.runner import run as run_method
+from mutua.runs.run import run as run_method
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -30,7 +30,7 @@ from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged
 from mutua.runs.folder import RunFolder
 from mutua.runs.listing import Overview
-from mutua.runs.saved import SavedModel
+from mutua.runs.saved_models import SavedModel
 from mutua.support import safe_reading
 from mutua.support.growing_files import Events
 
@@ -462,7 +462,7 @@ from mutua.recipe.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.folder import RunFolder
-from mutua.runs.saved import SavedModel
+from mutua.runs.saved_models import SavedModel
 from mutua.support.growing_files import Events
 
 place, run = map(Path, sys.argv[1:])

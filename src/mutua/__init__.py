@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from mutua.opened import save_run as save_run
     from mutua.recipe.recipe import Recipe as Recipe
     from mutua.reports.writing import report as report
-    from mutua.result import Result as Result
-    from mutua.runner import run as run
+    from mutua.runs.result import Result as Result
+    from mutua.runs.run import run as run
     from mutua.support.importing import trust as trust
 
 # The public surface, by home. Loaded when first used, so that `import mutua` costs next to nothing.
@@ -77,8 +77,8 @@ _HOMES = {
     "Privacy": "mutua.federation.privacy",
     "Recipe": "mutua.recipe.recipe",
     "report": "mutua.reports.writing",
-    "Result": "mutua.result",
-    "run": "mutua.runner",
+    "Result": "mutua.runs.result",
+    "run": "mutua.runs.run",
 }
 
 __all__ = sorted(_HOMES)

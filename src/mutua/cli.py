@@ -223,9 +223,9 @@ def _run(
     from mutua.loggers import known_logger
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
-    from mutua.runner import prepared
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder
+    from mutua.runs.run import prepared
     from mutua.support.profiling import timed
 
     logger = None if log is None else known_logger(log)
@@ -316,8 +316,8 @@ def compare(
     from mutua.engines.workers import cores
     from mutua.federation.privacy import Guarantee
     from mutua.reports import console
-    from mutua.result import reported
     from mutua.runs.folder import dated
+    from mutua.runs.result import reported
     from mutua.sweep import Sweep
 
     chosen = comparing.seeds(seeds)
@@ -545,7 +545,7 @@ def predict(
     """
     from mutua.reports import console
     from mutua.runs.folder import RunFolder
-    from mutua.runs.using import predict as predict_run
+    from mutua.runs.inference import predict as predict_run
 
     _trust(trust_code)
     predictions = predict_run(RunFolder.open(run_dir).client(client), data)
@@ -576,7 +576,7 @@ def export(
     Safetensors, and a JSON card with architecture, class names and preprocessing.
     """
     from mutua.runs.folder import RunFolder
-    from mutua.runs.using import export as export_model
+    from mutua.runs.inference import export as export_model
 
     model = RunFolder.open(run_dir).client(client)
     for file in export_model(model, out or Path(f"{client}-export")):

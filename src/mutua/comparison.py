@@ -30,12 +30,12 @@ from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.opened import save_run
 from mutua.recipe.recipe import Recipe
-from mutua.result import Result
 from mutua.rounds.history import SELECTIONS
 from mutua.rounds.loop import Callback
 from mutua.rounds.progress import EndOfRun, ProgressBar, bars
-from mutua.runner import prepared, run
 from mutua.runs.folder import new_folder
+from mutua.runs.result import Result
+from mutua.runs.run import prepared, run
 from mutua.support.configuration import PathLike, whole_number
 from mutua.support.explain import checked
 from mutua.support.files import together

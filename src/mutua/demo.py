@@ -10,9 +10,9 @@ from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
 from mutua.reports import console, figures
-from mutua.result import Result
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.runs.result import Result
 from mutua.support.configuration import PathLike, local_path
 
 RECIPE = {

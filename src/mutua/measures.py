@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mutua.errors import InputError, suggest
 from mutua.federation.ledger import Direction, Ledger
-from mutua.result import Result
 from mutua.rounds.history import History
 from mutua.runs.folder import RunFolder
+from mutua.runs.result import Result
 from mutua.support.configuration import PathLike
 
 CURVES = ("global", "predictor", "global_own")

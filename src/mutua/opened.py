@@ -21,11 +21,11 @@ from mutua.methods import base
 from mutua.methods.base import How, Method
 from mutua.models import Architecture, names
 from mutua.recipe.recipe import Recipe
-from mutua.result import Predictor, Result, sheet
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation, left_out
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
+from mutua.runs.result import Predictor, Result, sheet
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.text import Sheet
 

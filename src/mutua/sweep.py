@@ -33,11 +33,11 @@ from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Event, Rejected, Retried, RoundEnded, Started
 from mutua.rounds.progress import left_out, standing
-from mutua.runner import prepared
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.inputs import inputs, listed
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
+from mutua.runs.run import prepared
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, Lock, plain, together
 from mutua.support.importing import trust

@@ -17,7 +17,7 @@ from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.methods import Aggregated
 from mutua.recipe.recipe import Recipe
-from mutua.runner import run
+from mutua.runs.run import run
 
 DOMAINS, CLASSES = ("art_painting", "sketch"), ("dog", "giraffe", "house")
 EACH = 20  # images of a class in a domain; of every ten the last is for validation

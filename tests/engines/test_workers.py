@@ -28,7 +28,7 @@ from mutua.federation.federation import Federation
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.models import convolution
-from mutua.result import Result
+from mutua.runs.result import Result
 from mutua.support.profiling import Span
 from mutua.support.shared_memory import Parcel
 

@@ -25,7 +25,7 @@ from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
 from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
 from mutua.recipe.recipe import Recipe
-from mutua.runner import prepared
+from mutua.runs.run import prepared
 
 TASK = Task(("ape", "bee", "cat"))
 EXAMPLE = {"level": "example", "clip": 0.5, "noise": 1.5, "randomness": "seeded"}

@@ -27,7 +27,7 @@ from mutua.methods import FedMD
 from mutua.methods.participant import Participant, work
 from mutua.models import Architecture
 from mutua.rounds.loop import Rejected, RoundStarted
-from mutua.runner import run as run_method
+from mutua.runs.run import run as run_method
 from mutua.seeds import private, public, torch_stream
 
 Federate = Callable[..., Federation]

@@ -20,7 +20,7 @@ from mutua.federation.module_pool import Modules
 from mutua.learning.trainer import Trainer
 from mutua.methods import Centralised, FedAvg, Independent
 from mutua.methods.participant import Participant
-from mutua.runner import run
+from mutua.runs.run import run
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

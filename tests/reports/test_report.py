@@ -34,7 +34,7 @@ from mutua.reports.report import Code, Report
 from mutua.reports.report import compose as report
 from mutua.reports.tables import Bytes, Points, Table
 from mutua.reports.tables import told as shown
-from mutua.runs.saved import SavedModel
+from mutua.runs.saved_models import SavedModel
 from mutua.stats import Spread
 from mutua.support import safe_reading
 from mutua.support.files import to_json

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.runs.folder import RunFolder
-from mutua.runs.saved import SavedModel
-from mutua.runs.using import export, predict
+from mutua.runs.inference import export, predict
+from mutua.runs.saved_models import SavedModel
 
 Finished = Callable[..., tuple[Path, Any]]
 

@@ -15,12 +15,12 @@ from rich.table import Table
 from mutua.errors import line
 from mutua.measures import ABOUT
 from mutua.methods import base
-from mutua.result import Result
 from mutua.rounds.history import SELECTIONS, Selection
 from mutua.rounds.progress import Hashing as Hashing
 from mutua.rounds.progress import ProgressBar as ProgressBar
 from mutua.rounds.progress import bars as bars
 from mutua.rounds.progress import err as err
+from mutua.runs.result import Result
 from mutua.support.profiling import Profile
 from mutua.support.text import of_width, printable
 from mutua.support.text import percent as percent

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.recipe.recipe import Recipe
-from mutua.result import Result
 from mutua.rounds.loop import Callback
-from mutua.runner import run
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import Show
+from mutua.runs.result import Result
+from mutua.runs.run import run
 from mutua.support.signals import orderly
 
 

@@ -41,7 +41,6 @@ from mutua.federation.module_pool import Modules, one_thread
 from mutua.federation.plan import Plan, lengthened
 from mutua.methods import base
 from mutua.recipe.recipe import Recipe
-from mutua.result import ClientResult, Result, reported
 from mutua.rounds.history import History, Row
 from mutua.rounds.loop import (
     Event,
@@ -58,7 +57,8 @@ from mutua.rounds.loop import (
 from mutua.rounds.participation import OUTCOMES, Participation, Turn
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, Marks, due
 from mutua.runs.inputs import Inputs, Show, changed_fields, inputs, listed, recipe_of
-from mutua.runs.saved import Card, Kept, SavedModel, put_model, put_weights, read
+from mutua.runs.result import ClientResult, Result, reported
+from mutua.runs.saved_models import Card, Kept, SavedModel, put_model, put_weights, read
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write

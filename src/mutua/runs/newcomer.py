@@ -23,9 +23,9 @@ from mutua.methods import Independent
 from mutua.methods.base import How
 from mutua.methods.participant import EarlyStopping, Job, Participant
 from mutua.models import Architecture
-from mutua.result import expect
 from mutua.runs.folder import RunFolder, filling
-from mutua.runs.saved import Card, Kept, SavedModel, put_model, read
+from mutua.runs.result import expect
+from mutua.runs.saved_models import Card, Kept, SavedModel, put_model, read
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json, together
 

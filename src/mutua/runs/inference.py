@@ -14,9 +14,9 @@ from torch import Tensor
 from mutua.data import formats, sources
 from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
-from mutua.result import expect
 from mutua.runs.folder import filling
-from mutua.runs.saved import SavedModel
+from mutua.runs.result import expect
+from mutua.runs.saved_models import SavedModel
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json
 from mutua.support.text import Rows

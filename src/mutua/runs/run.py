@@ -19,8 +19,8 @@ from mutua.federation.store import Store
 from mutua.methods.base import Method
 from mutua.methods.base import of as method_of
 from mutua.methods.participant import Job
-from mutua.result import ClientResult, Result
 from mutua.rounds.loop import Callback, Engine, Rounds, Standing
+from mutua.runs.result import ClientResult, Result
 from mutua.support.configuration import whole_number
 from mutua.support.explain import checked
 

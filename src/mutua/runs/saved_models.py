@@ -17,7 +17,7 @@ from mutua.errors import InputError, MutuaError
 from mutua.federation.message import Tensors
 from mutua.models import Architecture
 from mutua.models.splice import Share
-from mutua.result import Predictor
+from mutua.runs.result import Predictor
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, Spec, local_path
 from mutua.support.explain import explain
