@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from mutua import comparing
-from mutua.comparing import contenders, seeds, summarise
 from mutua.errors import InputError
 from mutua.learning.schedules import Linear, Listed
 from mutua.methods import FML, FedAvg, FedProx, Independent
 from mutua.recipe.recipe import Recipe
+from mutua.studies import comparing
+from mutua.studies.comparing import contenders, seeds, summarise
 from mutua.support.files import together
 
 

@@ -24,11 +24,11 @@ from mutua.cli import app
 from mutua.data import sources
 from mutua.errors import InputError, LeftOut
 from mutua.learning.schedules import Cosine, Linear, Listed
-from mutua.measures import ABOUT
 from mutua.methods import FML, base
 from mutua.models import registry
 from mutua.recipe.recipe import Recipe
 from mutua.rounds import loop
+from mutua.studies.measures import ABOUT
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -19,10 +19,10 @@ from mutua import methods
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.measures import Finished
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History, Row
 from mutua.runs.run import run
+from mutua.studies.measures import Finished
 from mutua.support.row_log import Upto
 
 Federate = Callable[..., Federation]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from mutua import recipes
 from mutua.errors import InputError
-from mutua.measures import Measure
-from mutua.recipes import Item
+from mutua.studies import papers
+from mutua.studies.measures import Measure
+from mutua.studies.papers import Item
 
 
 @pytest.fixture
@@ -81,23 +81,23 @@ def test_items_that_are_none(tree: dict[str, Any], at: str, value: object, said:
 
 
 def test_items_by_name(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    monkeypatch.setattr(papers, "FOLDER", tmp_path)
     for name in ("paper/table-1", "paper/figure-1", "other/table-1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-    assert recipes.names() == ["other/table-1", "paper/figure-1", "paper/table-1"]
-    assert recipes.chosen(["paper/table-1", "paper"]) == ["paper/table-1", "paper/figure-1"]
-    assert recipes.load("paper/table-1").where == "Table 9"
+    assert papers.names() == ["other/table-1", "paper/figure-1", "paper/table-1"]
+    assert papers.chosen(["paper/table-1", "paper"]) == ["paper/table-1", "paper/figure-1"]
+    assert papers.load("paper/table-1").where == "Table 9"
     with pytest.raises(InputError, match="ITEM: 'paper/table-2' is not an item; did you mean 'paper/table-1'"):
-        recipes.load("paper/table-2")
+        papers.load("paper/table-2")
     (tmp_path / "paper" / "table-1.yaml").write_text("title: [")
     with pytest.raises(InputError, match=r"table-1\.yaml: not YAML"):
-        recipes.load("paper/table-1")
+        papers.load("paper/table-1")
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", papers.names())
 def test_the_packages_items_are_whole_at_both_scales(name: str) -> None:
-    item = recipes.load(name)
+    item = papers.load(name)
     for scale in ("laptop", "paper"):
         assert item.cells(scale)  # type: ignore[arg-type]
 

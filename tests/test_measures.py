@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mutua.measures import ABOUT, Finished, Measure
+from mutua.studies.measures import ABOUT, Finished, Measure
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import mutua
 from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
-from mutua.measures import Finished
 from mutua.methods import FML, FedAvg, FineTuned, Independent
 from mutua.recipe.recipe import Recipe
 from mutua.reports.reading import read
@@ -27,6 +26,7 @@ from mutua.rounds.loop import Event, RoundStarted
 from mutua.rounds.participation import REASONS, Participation, spans
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.studies.measures import Finished
 
 Federate = Callable[..., Federation]
 PLAN: dict[str, Any] = {"rounds": 4, "batch_size": 4, "device": "cpu"}

@@ -17,19 +17,19 @@ import mutua
 from mutua import InputError
 from mutua.data import formats
 from mutua.engines.faults import Faults
-from mutua.measures import Finished
 from mutua.models.architecture import Architecture
 from mutua.recipe.recipe import Recipe
 from mutua.reports import reading, writing
 from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report
-from mutua.reproduce import Reproduction
 from mutua.runs.folder import RunFolder
 from mutua.runs.inference import export, predict
 from mutua.runs.listing import Overview, listed
 from mutua.runs.newcomer import join
 from mutua.runs.saved_models import SavedModel
-from mutua.sweep import Sweep
+from mutua.studies.measures import Finished
+from mutua.studies.reproduce import Reproduction
+from mutua.studies.sweep import Sweep
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = np.arange(40) % 2

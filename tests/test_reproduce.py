@@ -13,9 +13,9 @@ import pytest
 import yaml
 from scipy import stats as scipy_stats
 
-from mutua import recipes
-from mutua.measures import Finished, Measure
-from mutua.reproduce import Reproduction
+from mutua.studies import papers
+from mutua.studies.measures import Finished, Measure
+from mutua.studies.reproduce import Reproduction
 
 Command = Callable[..., Any]
 OUT = ("--out", "out", "--workers", "2")
@@ -26,11 +26,11 @@ def item(tiny: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def papers(command: Command, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Command:
+def reproduced(command: Command, tmp_path: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Command:
     """The command, and items ours/table-1, ours/no-data, ours/newcomer."""
     folder = tmp_path / "items" / "ours"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(recipes, "FOLDER", folder.parent)
+    monkeypatch.setattr(papers, "FOLDER", folder.parent)
 
     def claim(text: str, measure: str, **more: Any) -> dict[str, Any]:
         sides = {"better": {"method": "alone"}, "than": {"method": "FedAvg"}}
@@ -89,8 +89,8 @@ def papers(command: Command, tmp_path: Path, tiny: dict[str, Any], monkeypatch: 
     return command
 
 
-def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
-    done = papers("reproduce", "ours/table-1", "--seeds", "2", *OUT)
+def test_a_table_beside_the_papers(reproduced: Command, tmp_path: Path) -> None:
+    done = reproduced("reproduce", "ours/table-1", "--seeds", "2", *OUT)
     assert done.code == 0, done.err
     runs = sorted(path.parent.name for path in (tmp_path / "out/ours/table-1").glob("*/run.json"))
     assert runs == [
@@ -145,16 +145,16 @@ def test_a_table_beside_the_papers(papers: Command, tmp_path: Path) -> None:
     ):
         assert said in done.out
     assert re.search(rf"^FedAvg, small +predictor +12\.50 ± 0\.50 +{fmean(mine):.2f} ±", done.out, re.MULTILINE)
-    again = papers("reproduce", "ours/table-1", "--seeds", "2", *OUT)
+    again = reproduced("reproduce", "ours/table-1", "--seeds", "2", *OUT)
     assert again.code == 0 and "seed 0" not in again.err
     kept = json.loads((tmp_path / "out/ours/table-1/reproduction.json").read_text())
     assert kept["minutes"] >= record["minutes"] and kept["claims"] == record["claims"]
 
 
-def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(papers: Command, tmp_path: Path) -> None:
-    papers("reproduce", "--write", "before.md", "--out", "out")
+def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(reproduced: Command, tmp_path: Path) -> None:
+    reproduced("reproduce", "--write", "before.md", "--out", "out")
     assert (tmp_path / "before.md").read_text().count("| not run |") == 3
-    done = papers("reproduce", "ours/no-data", "ours/newcomer", "--seeds", "2", *OUT)
+    done = reproduced("reproduce", "ours/no-data", "ours/newcomer", "--seeds", "2", *OUT)
     assert done.code == 1
     said = f"ours/no-data: data: cifar10 is not in {tmp_path / 'no-data'} (looked for "
     assert said in done.err and "to get it: mutua data get cifar10" in done.err
@@ -182,7 +182,7 @@ def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(papers: Comm
         "alone": pytest.approx(100 * fmean(join["accuracy"]["alone"] for join in joins["mutual"])),
     }
 
-    assert papers("reproduce", "--write", "page.md", "--out", "out").code == 0
+    assert reproduced("reproduce", "--write", "page.md", "--out", "out").code == 0
     page = (tmp_path / "page.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     verdicts = [row[5] for row in rows if len(row) > 5]
@@ -194,14 +194,14 @@ def test_missing_data_is_said_the_others_go_on_and_the_page_has_all(papers: Comm
     assert "## ours" in page and "| paper (not comparable in level) |" in page
 
 
-def test_a_budget_of_time(papers: Command) -> None:
-    done = papers("reproduce", "ours/table-1", "--minutes", "0", *OUT)
+def test_a_budget_of_time(reproduced: Command) -> None:
+    done = reproduced("reproduce", "ours/table-1", "--minutes", "0", *OUT)
     assert done.code == 1
     assert "1 of 1 items are not whole: ours/table-1: the time budget of 0 minutes is used up" in done.err
 
 
-def test_what_there_is(papers: Command) -> None:
-    done = papers("reproduce", "--list")
+def test_what_there_is(reproduced: Command) -> None:
+    done = reproduced("reproduce", "--list")
     assert re.search(r"^ours/table-1 +Table 9 +Two clients$", done.out, re.MULTILINE)
     for words, said in {
         ("reproduce",): "ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them",
@@ -209,20 +209,20 @@ def test_what_there_is(papers: Command) -> None:
         "mutua reproduce --list shows all",
         ("reproduce", "--write", "no/page.md"): "--write: cannot write to no/page.md",
     }.items():
-        wrong = papers(*words)
+        wrong = reproduced(*words)
         assert wrong.code == 2 and said in wrong.err
 
 
 def test_one_that_never_gets_there_takes_its_whole_length(
-    papers: Command, monkeypatch: pytest.MonkeyPatch
+    reproduced: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds to an accuracy: reached by one side in rounds 3 and 4 of 30, never by the other."""
-    path = recipes.FOLDER / "ours" / "table-1.yaml"
+    path = papers.FOLDER / "ours" / "table-1.yaml"
     tree = yaml.safe_load(path.read_text())
     sides = {"better": {"method": "FedAvg"}, "than": {"method": "alone"}}
     tree["claims"] = [{"text": "quicker", "measure": "rounds_to(50)", "lower": True, **sides}]
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    monkeypatch.setattr("mutua.sweep.Planned.finished", True)
+    monkeypatch.setattr("mutua.studies.sweep.Planned.finished", True)
     monkeypatch.setattr(Finished, "whole", lambda self, asked: 30.0)
 
     def measure(self: Finished, asked: Measure, alone: Any = None) -> float | None:
@@ -234,8 +234,10 @@ def test_one_that_never_gets_there_takes_its_whole_length(
     assert claim.ours == ((3.5, pytest.approx(math.sqrt(0.5))), (None, None))
 
 
-def test_the_papers_numbers_are_of_the_cells_that_run(papers: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = recipes.FOLDER / "ours" / "table-1.yaml"
+def test_the_papers_numbers_are_of_the_cells_that_run(
+    reproduced: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = papers.FOLDER / "ours" / "table-1.yaml"
     tree = yaml.safe_load(path.read_text())
     tree["laptop"]["keep"]["size"] = ["small"]
     tree["published"]["values"] = [
@@ -244,7 +246,9 @@ def test_the_papers_numbers_are_of_the_cells_that_run(papers: Command, monkeypat
     ]
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     # Of FedAvg seed 1 is missing, and nobody has bytes_up.
-    monkeypatch.setattr("mutua.sweep.Planned.finished", property(lambda run: run.path.name != "FedAvg-small-1"))
+    monkeypatch.setattr(
+        "mutua.studies.sweep.Planned.finished", property(lambda run: run.path.name != "FedAvg-small-1")
+    )
 
     def measure(self: Finished, asked: Measure, alone: Any = None) -> float | None:
         found = int(self.path.name[-1]) ** 2 / 10 + (0.1 if self.path.name.startswith("alone") else 0)
@@ -269,14 +273,14 @@ def test_the_papers_numbers_are_of_the_cells_that_run(papers: Command, monkeypat
     assert (first.seeds, first.difference) == (2, pytest.approx(10))
 
 
-def test_a_page_is_of_the_items_as_they_are_now(papers: Command, tmp_path: Path) -> None:
-    assert papers("reproduce", "ours/table-1", "--seeds", "2", *OUT).code == 0
-    path = recipes.FOLDER / "ours" / "table-1.yaml"
+def test_a_page_is_of_the_items_as_they_are_now(reproduced: Command, tmp_path: Path) -> None:
+    assert reproduced("reproduce", "ours/table-1", "--seeds", "2", *OUT).code == 0
+    path = papers.FOLDER / "ours" / "table-1.yaml"
     tree = yaml.safe_load(path.read_text())
     tree["claims"] = [{**tree["claims"][0], "text": "as it is said now"}]
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     shutil.rmtree(tmp_path / "out/ours/table-1/alone-large-1")
-    assert papers("reproduce", "--write", "page.md", "--out", "out").code == 0
+    assert reproduced("reproduce", "--write", "page.md", "--out", "out").code == 0
     [row] = [line for line in (tmp_path / "page.md").read_text().splitlines() if "as it is said now" in line]
     assert "1 of 3 items were run (1 in part), in" in (tmp_path / "page.md").read_text()
     assert "table-1 (Table 9), 7 of 8 runs" in row and "| cannot tell | 1 |" in row
@@ -284,6 +288,6 @@ def test_a_page_is_of_the_items_as_they_are_now(papers: Command, tmp_path: Path)
     # Runs of another recipe are none of this item.
     tree["laptop"]["set"]["rounds"] = 2
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    done = papers("reproduce", "--write", "page.md", "--out", "out")
+    done = reproduced("reproduce", "--write", "page.md", "--out", "out")
     assert done.code == 0 and "ours/table-1: --out: out/ours/table-1/FedAvg-small-0 is of another" in done.err
     assert (tmp_path / "page.md").read_text().count("| not run |") == 3

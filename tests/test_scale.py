@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from mutua import sweep
 from mutua.loggers import Logged
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.studies import sweep
+from mutua.studies.sweep import Sweep
 from mutua.support.row_log import Log
-from mutua.sweep import Sweep
 
 MANY = {
     "rounds": 6,

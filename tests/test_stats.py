@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from mutua.stats import Difference, Spread, t_quantile
+from mutua.studies.statistics import Difference, Spread, t_quantile
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 8, 9, 29, 30, 99, 1000])

@@ -24,9 +24,9 @@ from mutua.methods import FedAvg, Independent
 from mutua.recipe.recipe import expand
 from mutua.reports import verdicts
 from mutua.reports.reading import read
+from mutua.studies.sweep import Planned, Sweep
 from mutua.support import signals
 from mutua.support.files import Lock, in_use
-from mutua.sweep import Planned, Sweep
 
 Command = Callable[..., Any]
 GRID = {

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 import mutua
-from mutua import sweep
 from mutua.errors import InputError
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
 from mutua.runs.folder import RunFolder
+from mutua.studies import sweep
 from mutua.support import importing
 
 NETS = """

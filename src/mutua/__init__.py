@@ -8,8 +8,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from mutua import methods as methods
     from mutua import models as models
-    from mutua.comparison import Comparison as Comparison
-    from mutua.comparison import compare as compare
     from mutua.data import partitions as partitions
     from mutua.data.samples import Preprocess as Preprocess
     from mutua.data.samples import Samples as Samples
@@ -40,14 +38,16 @@ if TYPE_CHECKING:
     from mutua.reports.writing import report as report
     from mutua.runs.result import Result as Result
     from mutua.runs.run import run as run
+    from mutua.studies.comparison import Comparison as Comparison
+    from mutua.studies.comparison import compare as compare
     from mutua.support.importing import trust as trust
 
 # The public surface, by home. Loaded when first used, so that `import mutua` costs next to nothing.
 _HOMES = {
     "methods": "mutua.methods",
     "models": "mutua.models",
-    "Comparison": "mutua.comparison",
-    "compare": "mutua.comparison",
+    "Comparison": "mutua.studies.comparison",
+    "compare": "mutua.studies.comparison",
     "partitions": "mutua.data.partitions",
     "Preprocess": "mutua.data.samples",
     "Samples": "mutua.data.samples",

@@ -22,7 +22,7 @@ from mutua.support.output_streams import enduring
 if TYPE_CHECKING:
     from mutua.recipe.recipe import Recipe
     from mutua.rounds.loop import Callback
-    from mutua.sweep import Outcome, Sweep
+    from mutua.studies.sweep import Outcome, Sweep
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(rich_markup_mode=None)
@@ -312,13 +312,13 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare methods, or a grid's cells, over the same seeds."""
-    from mutua import comparing
     from mutua.engines.workers import cores
     from mutua.federation.privacy import Guarantee
     from mutua.reports import console
     from mutua.runs.folder import dated
     from mutua.runs.result import reported
-    from mutua.sweep import Sweep
+    from mutua.studies import comparing
+    from mutua.studies.sweep import Sweep
 
     chosen = comparing.seeds(seeds)
     cells = comparing.cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
@@ -387,11 +387,11 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run a paper's table or figure; print it beside the paper's."""
-    from mutua import recipes
     from mutua.reports import console, reproducing
+    from mutua.studies import papers
 
     if listed:
-        reproducing.show_items(recipes.names())
+        reproducing.show_items(papers.names())
         return
     if page is not None:
         try:
@@ -400,7 +400,7 @@ def reproduce(
             raise InputError(f"--write: cannot write to {page}: {error.strerror}; name another file") from None
         console.say(f"written to {page}", console.err)
         return
-    names = recipes.names() if everything else recipes.chosen(items or [])
+    names = papers.names() if everything else papers.chosen(items or [])
     if not names:
         raise InputError("ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them")
     wrong = _reproduce(names, scale, seeds, minutes, workers, data_dir, out)
@@ -420,7 +420,7 @@ def _reproduce(
     """Run and show the items; what keeps some of them from being whole."""
     from mutua.engines.workers import cores
     from mutua.reports import console, reproducing
-    from mutua.reproduce import Reproduction, read
+    from mutua.studies.reproduce import Reproduction, read
 
     until = None if minutes is None else time.monotonic() + 60 * minutes
     wrong = []

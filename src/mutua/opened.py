@@ -16,7 +16,6 @@ from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Plan
-from mutua.measures import Finished
 from mutua.methods import base
 from mutua.methods.base import How, Method
 from mutua.models import Architecture, names
@@ -26,6 +25,7 @@ from mutua.rounds.participation import Participation, left_out
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
 from mutua.runs.result import Predictor, Result, sheet
+from mutua.studies.measures import Finished
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.text import Sheet
 

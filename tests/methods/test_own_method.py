@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from mutua import cli
-from mutua.comparing import contenders
+from mutua.studies.comparing import contenders
 
 DOC = Path(__file__).parents[2] / "docs" / "own-method.md"
 RECIPE = {

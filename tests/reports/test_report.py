@@ -35,7 +35,7 @@ from mutua.reports.report import compose as report
 from mutua.reports.tables import Bytes, Points, Table
 from mutua.reports.tables import told as shown
 from mutua.runs.saved_models import SavedModel
-from mutua.stats import Spread
+from mutua.studies.statistics import Spread
 from mutua.support import safe_reading
 from mutua.support.files import to_json
 

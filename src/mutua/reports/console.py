@@ -13,7 +13,6 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from mutua.errors import line
-from mutua.measures import ABOUT
 from mutua.methods import base
 from mutua.rounds.history import SELECTIONS, Selection
 from mutua.rounds.progress import Hashing as Hashing
@@ -21,6 +20,7 @@ from mutua.rounds.progress import ProgressBar as ProgressBar
 from mutua.rounds.progress import bars as bars
 from mutua.rounds.progress import err as err
 from mutua.runs.result import Result
+from mutua.studies.measures import ABOUT
 from mutua.support.profiling import Profile
 from mutua.support.text import of_width, printable
 from mutua.support.text import percent as percent
@@ -28,7 +28,7 @@ from mutua.support.text import size as size
 from mutua.support.text import spread as spread
 
 if TYPE_CHECKING:
-    from mutua.sweep import News
+    from mutua.studies.sweep import News
 
 # Results go to stdout, everything about the way there to stderr; what users named stays as they wrote it.
 out = Console(markup=False, emoji=False, highlight=False)

@@ -10,7 +10,7 @@ import numpy as np
 from mutua.reports.figures import Picture, confusion, slug
 from mutua.reports.reading import Run, Study
 from mutua.reports.tables import Cell, Table
-from mutua.stats import Spread
+from mutua.studies.statistics import Spread
 
 METRICS = {
     "accuracy": "accuracy",

@@ -15,12 +15,12 @@ from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
 from mutua.federation.ledger import Ledger
 from mutua.federation.privacy import Guarantee
-from mutua.measures import Finished, Measure, alone, alone_otherwise, length
 from mutua.recipe.grid import facets
 from mutua.rounds.history import History
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined
-from mutua.stats import Spread
+from mutua.studies.measures import Finished, Measure, alone, alone_otherwise, length
+from mutua.studies.statistics import Spread
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import reason

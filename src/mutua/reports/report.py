@@ -9,14 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mutua.errors import InputError, MutuaError
-from mutua.measures import ABOUT
 from mutua.reports import attendance, pictures, quality, verdicts
 from mutua.reports.figures import COLOURS, Picture, colours, labels, slug
 from mutua.reports.labels import counts_by_client
 from mutua.reports.reading import Run, Study, believing, common
 from mutua.reports.tables import Bytes, Cell, Points, Table
 from mutua.reports.words import compared, listed, serves_global, what_was_run
-from mutua.stats import Difference, Spread
+from mutua.studies.measures import ABOUT
+from mutua.studies.statistics import Difference, Spread
 from mutua.support.configuration import PathLike
 from mutua.support.text import some
 

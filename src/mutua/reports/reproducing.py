@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mutua import recipes, reproduce
-from mutua.comparing import OVER_CLIENTS
 from mutua.errors import InputError
-from mutua.measures import COUNTS, Measure
 from mutua.reports import console
-from mutua.reproduce import Reproduction
+from mutua.studies import papers, reproduce
+from mutua.studies.comparing import OVER_CLIENTS
+from mutua.studies.measures import COUNTS, Measure
+from mutua.studies.reproduce import Reproduction
 from mutua.support.configuration import PathLike
 
 PAGE = """# Reproduction
@@ -35,7 +35,7 @@ def show_items(names: Sequence[str]) -> None:
     """What there is to reproduce."""
     table = console.table(["item", "where", "what"])
     for name in names:
-        item = recipes.load(name)
+        item = papers.load(name)
         table.add_row(name, item.where, item.title)
     console.show(f"{len(names)} items of papers", table, "to run one: mutua reproduce ITEM")
 
@@ -99,10 +99,10 @@ def _digits(measure: str) -> str:
 
 def page(out: PathLike) -> str:
     """The page of all items as they are now, from the runs that are there."""
-    records = {name: _record(name, out) for name in recipes.names()}
-    papers = dict.fromkeys(name.partition("/")[0] for name in records)
+    records = {name: _record(name, out) for name in papers.names()}
+    by_paper = dict.fromkeys(name.partition("/")[0] for name in records)
     parts = [PAGE, _totals(records)]
-    for paper in papers:
+    for paper in by_paper:
         mine = {name: record for name, record in records.items() if name.startswith(f"{paper}/")}
         parts += [f"## {paper}\n", _rows(mine), _cuts(mine), _clients(mine)]
     return "\n".join(part for part in parts if part)
@@ -130,7 +130,7 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
     head = "| item | claim | paper (not comparable in level) | ours | difference | verdict | seeds | minutes |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for name, record in records.items():
-        item = recipes.load(name)
+        item = papers.load(name)
         where = f"{name.partition('/')[2]} ({item.where})"
         if record is None:
             lines.append(_line(where, f"{item.title}; data: {_data(item)}", "", "", "", "not run", "", ""))
@@ -149,7 +149,7 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _data(item: recipes.Item) -> str:
+def _data(item: papers.Item) -> str:
     """Which data sets the item's runs learn from."""
     learned = [recipe for _, recipe in item.cells("laptop")]
     given = [data for recipe in learned for data in (recipe.data, *(entry.data for entry in recipe.clients or []))]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mutua.reports import console
-from mutua.stats import Spread
+from mutua.studies.statistics import Spread
 from mutua.support.text import Rows, markup, printable
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from mutua.measures import not_compared
 from mutua.reports.reading import Run, Study
 from mutua.reports.tables import Cell, Points, Table
 from mutua.reports.words import listed
-from mutua.stats import Difference, Spread
+from mutua.studies.measures import not_compared
+from mutua.studies.statistics import Difference, Spread
 
 WORDS = {"holds": "better off", "does not hold": "worse off", "cannot tell": "cannot tell"}
 MOST = 40

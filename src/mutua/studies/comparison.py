@@ -10,7 +10,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mutua.comparing import (
+from mutua.errors import InputError
+from mutua.federation.federation import Federation
+from mutua.federation.plan import Plan
+from mutua.methods import base
+from mutua.methods.base import Method
+from mutua.opened import save_run
+from mutua.recipe.recipe import Recipe
+from mutua.rounds.history import SELECTIONS
+from mutua.rounds.loop import Callback
+from mutua.rounds.progress import EndOfRun, ProgressBar, bars
+from mutua.runs.folder import new_folder
+from mutua.runs.result import Result
+from mutua.runs.run import prepared, run
+from mutua.studies.comparing import (
     COMPARED,
     MARK,
     OVER_CLIENTS,
@@ -22,20 +35,7 @@ from mutua.comparing import (
     summarise,
     write,
 )
-from mutua.errors import InputError
-from mutua.federation.federation import Federation
-from mutua.federation.plan import Plan
-from mutua.measures import ABOUT, Held, Measure, alone
-from mutua.methods import base
-from mutua.methods.base import Method
-from mutua.opened import save_run
-from mutua.recipe.recipe import Recipe
-from mutua.rounds.history import SELECTIONS
-from mutua.rounds.loop import Callback
-from mutua.rounds.progress import EndOfRun, ProgressBar, bars
-from mutua.runs.folder import new_folder
-from mutua.runs.result import Result
-from mutua.runs.run import prepared, run
+from mutua.studies.measures import ABOUT, Held, Measure, alone
 from mutua.support.configuration import PathLike, whole_number
 from mutua.support.explain import checked
 from mutua.support.files import together

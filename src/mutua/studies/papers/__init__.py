@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from mutua.errors import InputError, suggest
-from mutua.measures import check
 from mutua.recipe.grid import Cell, Grid, as_label, as_labels, cells, changed, kept, known
 from mutua.recipe.recipe import Recipe
+from mutua.studies.measures import check
 from mutua.support.configuration import Spec, read_yaml
 from mutua.support.explain import checked
 

@@ -22,12 +22,10 @@ from typing import Any
 
 import torch
 
-from mutua import comparing, errors
-from mutua.comparing import COLUMNS, MARK
+from mutua import errors
 from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import InputError, MutuaError, RunError
 from mutua.federation.federation import Federation
-from mutua.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
 from mutua.methods import base
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
@@ -38,6 +36,9 @@ from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.inputs import inputs, listed
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
 from mutua.runs.run import prepared
+from mutua.studies import comparing
+from mutua.studies.comparing import COLUMNS, MARK
+from mutua.studies.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, Lock, plain, together
 from mutua.support.importing import trust

@@ -11,12 +11,12 @@ from statistics import fmean
 from typing import Any
 
 from mutua.errors import InputError
-from mutua.measures import Finished
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe.grid import Cell, facets
 from mutua.recipe.recipe import Recipe, expand, read_recipe
-from mutua.stats import Difference, Spread
+from mutua.studies.measures import Finished
+from mutua.studies.statistics import Difference, Spread
 from mutua.support import safe_reading
 from mutua.support.files import Together, to_json
 from mutua.support.text import Rows, some

@@ -10,14 +10,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mutua.measures import REACHING, Measure
 from mutua.recipe.grid import Cell, Labels
-from mutua.recipes import Claim, Item, Scale, load
-from mutua.stats import Difference, Spread
+from mutua.studies.measures import REACHING, Measure
+from mutua.studies.papers import Claim, Item, Scale, load
+from mutua.studies.statistics import Difference, Spread
+from mutua.studies.sweep import Outcome, Planned, Sweep, Watch
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json, write
-from mutua.sweep import Outcome, Planned, Sweep, Watch
 
 RECORD = "reproduction.json"
 HOW = "how"

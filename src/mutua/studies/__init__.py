@@ -1,0 +1,1 @@
+"""Several runs that say something together: comparisons, grids and the papers' tables."""
