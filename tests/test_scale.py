@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mutua.loggers import Logged
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
+from mutua.reports.loggers import Logged
 from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

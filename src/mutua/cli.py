@@ -220,9 +220,9 @@ def _run(
 ) -> Path | None:
     """The run's folder; None if there was nothing to do."""
     from mutua.engines.faults import Faults
-    from mutua.loggers import known_logger
     from mutua.reports import console
     from mutua.reports.console import ProgressBar
+    from mutua.reports.loggers import known_logger
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder
     from mutua.runs.run import prepared

@@ -15,8 +15,8 @@ from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.methods.base import Method
-from mutua.opened import save_run
 from mutua.recipe.recipe import Recipe
+from mutua.reports.opened import save_run
 from mutua.rounds.history import SELECTIONS
 from mutua.rounds.loop import Callback
 from mutua.rounds.progress import EndOfRun, ProgressBar, bars
