@@ -284,7 +284,7 @@ def command(
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
 
     def call(*words: object) -> Done:
-        from mutua.cli import main
+        from mutua.cli.commands import main
 
         monkeypatch.setattr(sys, "argv", ["mutua", *map(str, words)])
         code: Any = 0

@@ -456,7 +456,7 @@ def test_ctrl_c_before_a_command_is_known(command: Command, monkeypatch: pytest.
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mutua.cli.app", stop)
+    monkeypatch.setattr("mutua.cli.commands.app", stop)
     done = command("run", "tiny.yaml")
     assert (done.code, done.out, done.err) == (1, "", "mutua: stopped by Ctrl-C\n")
 
@@ -650,7 +650,7 @@ def test_a_mistake_in_a_process_of_its_own(place: Path) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; from mutua.cli import main; sys.argv = ['mutua', '--help']; main(); "
+    code = "import sys; from mutua.cli.commands import main; sys.argv = ['mutua', '--help']; main(); "
     code += "sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mutua import demo as demos
+from mutua.cli import demo as demos
 from mutua.recipe.recipe import Recipe
 from mutua.runs.folder import RunFolder
 

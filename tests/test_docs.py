@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from mutua.cli import app
+from mutua.cli.commands import app
 from mutua.data import sources
 from mutua.errors import InputError, LeftOut
 from mutua.learning.schedules import Cosine, Linear, Listed

@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mutua import partitions
-from mutua.cli import app
+from mutua.cli.commands import app
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Federation

@@ -9,14 +9,14 @@ def main() -> None:
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if hears:  # while what it takes is imported, it just ends
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from mutua import cli
+    from mutua.cli import commands
     from mutua.support import signals
 
     if hears:
         signals.take_over()
     try:
         try:
-            cli.main()
+            commands.main()
         finally:
             signals.end()
             if hears:

@@ -343,7 +343,14 @@ def folder(rng: random.Random, place: Path) -> Words:
     if path.suffix == ".json":
         tree = json.loads(held)
         if path.name == "card.json" and rng.random() < 0.3:
-            named = ("evil:build", "evil:Net", "http.server:test", "os:_exit", "mutua.cli:main", "torch.hub:load")
+            named = (
+                "evil:build",
+                "evil:Net",
+                "http.server:test",
+                "os:_exit",
+                "mutua.cli.commands:main",
+                "torch.hub:load",
+            )
             tree["architecture"] = {"name": rng.choice(named)}
             (place / "evil.py").write_text(EVIL)
             path.write_text(json.dumps(tree))
@@ -402,7 +409,7 @@ def _command(words: Words, place: Path) -> None:
         resource.setrlimit(
             resource.RLIMIT_AS, (has + MEMORY, has + MEMORY)
         )  # a machine of its own has its end too
-        from mutua.cli import main
+        from mutua.cli.commands import main
 
         sys.argv = ["mutua", *words]
         try:

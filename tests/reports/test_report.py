@@ -22,7 +22,7 @@ import yaml
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
-from mutua.cli import app
+from mutua.cli.commands import app
 from mutua.errors import InputError
 from mutua.recipe.recipe import Recipe
 from mutua.reports import console, pictures, samples

@@ -121,7 +121,7 @@ def demo(
     ),
 ) -> None:
     """See it work: five clients, five architectures, about a minute."""
-    from mutua.demo import demo as run_demo
+    from mutua.cli.demo import demo as run_demo
 
     run_demo(out)
 
