@@ -29,11 +29,11 @@ import mutua
 import mutua.runs.result
 from mutua.data.samples import Samples, together
 from mutua.federation.federation import Client, Federation, build
-from mutua.federation.message import Tensors
 from mutua.methods.participant import initial_seed
 from mutua.models import Architecture
 from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.seeds import derive, private, torch_stream
+from mutua.support.tensor_files import Tensors
 
 RECORDED = Path(__file__).with_name("recorded.json")
 FLOOR = 0.85

@@ -21,7 +21,7 @@ from mutua.data.samples import Samples
 from mutua.engines.local import LocalEngine
 from mutua.errors import Fault
 from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Message, Tensors
+from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Plan
 from mutua.federation.store import State
@@ -30,6 +30,7 @@ from mutua.methods.participant import Job, Reply
 from mutua.models import Architecture
 from mutua.rounds.loop import Briefs, Event, Replies, Rounds
 from mutua.seeds import torch_stream
+from mutua.support.tensor_files import Tensors
 
 torch.set_num_threads(1)
 

@@ -23,13 +23,14 @@ from mutua.engines.faults import Faults, Kind
 from mutua.engines.faulty import FaultyEngine, spoilt
 from mutua.errors import InputError, RunError
 from mutua.federation.federation import Federation
-from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.message import Message, weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.support.tensor_files import Tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::mutua.errors.LeftOut")
 

@@ -17,10 +17,10 @@ from mutua.data.samples import Preprocess, Samples
 from mutua.data.splits import ClientData
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Tensors
 from mutua.learning.evaluation import measure
 from mutua.methods import FML, Centralised, FedAvg
 from mutua.models import Architecture
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

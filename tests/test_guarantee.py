@@ -18,13 +18,14 @@ from scipy import stats
 
 import mutua
 from mutua.federation.ledger import Ledger
-from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.message import Message, weights
 from mutua.federation.plan import Plan
 from mutua.federation.privacy import Guarantee, Uses, epsilon, guarantee, largest
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
 from mutua.methods.participant import Job, Participant
 from mutua.rounds.participation import Participation
 from mutua.seeds import normals, torch_stream, uniforms
+from mutua.support.tensor_files import Tensors
 
 UNIFORM = FedAvg(weights="uniform")
 

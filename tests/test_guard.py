@@ -14,7 +14,7 @@ import mutua
 from mutua.data.public import Public, carve
 from mutua.errors import RunError
 from mutua.federation.federation import Federation
-from mutua.federation.message import Kind, Message, Part, Tensors, weights
+from mutua.federation.message import Kind, Message, Part, weights
 from mutua.federation.privacy import Privacy
 from mutua.federation.store import State, Store, not_finite
 from mutua.learning.schedules import Schedule
@@ -23,6 +23,7 @@ from mutua.methods.participant import Participant
 from mutua.rounds.guard import LARGE, Guard, too_long
 from mutua.rounds.loop import Finished, Reached, Rejected, Rounds, Standing, Stopped
 from mutua.runs.checkpoints import decode, encode
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

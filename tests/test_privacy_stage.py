@@ -19,7 +19,7 @@ from scipy import integrate, optimize, stats
 
 import mutua
 from mutua.errors import InputError
-from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.message import Message, weights
 from mutua.federation.plan import Plan
 from mutua.federation.privacy import Privacy, Uses, epsilon, rdp
 from mutua.learning.merging import mean
@@ -28,6 +28,7 @@ from mutua.methods.base import of
 from mutua.recipe.recipe import Recipe
 from mutua.runs.run import prepared
 from mutua.seeds import private, torch_stream
+from mutua.support.tensor_files import Tensors
 
 Simulate = Callable[..., Any]
 BEFORE: Tensors = {

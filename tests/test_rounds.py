@@ -17,7 +17,7 @@ from torch import nn
 from mutua.engines.local import LocalEngine
 from mutua.errors import InputError, Refused, RunError
 from mutua.federation.federation import Federation
-from mutua.federation.message import Message, Tensors, count, weights
+from mutua.federation.message import Message, count, weights
 from mutua.federation.plan import Plan
 from mutua.learning.evaluation import measure
 from mutua.learning.metrics import SCALARS
@@ -25,6 +25,7 @@ from mutua.learning.optimizers import SGD
 from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.rounds.loop import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
 from mutua.runs.run import run as run_method
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

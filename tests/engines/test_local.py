@@ -17,13 +17,14 @@ from mutua.engines.local import LocalEngine, device
 from mutua.engines.workers import Workers
 from mutua.errors import Fault, InputError, RunError
 from mutua.federation.federation import Federation
-from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.message import Message, weights
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.learning.optimizers import Stepper
 from mutua.methods import FML, FedAvg, FineTuned
 from mutua.methods.participant import Job, Participant, work
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

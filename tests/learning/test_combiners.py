@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 import mutua
 from mutua.errors import InputError
-from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.message import Message, weights
 from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, too_long, update_norms
 from mutua.methods import FML, FedAvg
 from mutua.methods.base import of, spec
 from mutua.recipe.recipe import Recipe
 from mutua.reports.console import options
 from mutua.rounds.loop import Rejected
+from mutua.support.tensor_files import Tensors
 
 COMBINERS = [Mean(), TrimmedMean(share=0.25), Median(), Clip(), Clip(norm=2.0), Krum(share=0.25), Krum(keep=3)]
 ROBUST = [TrimmedMean(share=0.25), Median(), Clip(), Krum(share=0.25), Krum(share=0.25, keep=4)]

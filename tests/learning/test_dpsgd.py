@@ -46,7 +46,7 @@ def trainer(
 ) -> PrivateTrainer:
     optimizers = {"meme": SGD().build(models["meme"].parameters(), lr)}
     given = Privacy(**{**EXAMPLE, **privacy})
-    return PrivateTrainer(models, optimizers, Numbers(mu=0.3), given, batch_size, stream(5))
+    return PrivateTrainer(models, optimizers, Numbers(mu=0.3), given.clip, given.noise, batch_size, stream(5))
 
 
 def by_hand(model: nn.Module, data: Batch, loss: Callable[..., torch.Tensor]) -> np.ndarray:

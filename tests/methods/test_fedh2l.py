@@ -23,7 +23,7 @@ from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
 from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Kind, Message, Part, Tensors, number
+from mutua.federation.message import Kind, Message, Part, number
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.federation.topology import Topology
@@ -32,6 +32,7 @@ from mutua.methods.participant import Participant, work
 from mutua.models import Architecture
 from mutua.rounds.loop import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -20,7 +20,7 @@ from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.federation.message import Kind, Message, Part, Tensors
+from mutua.federation.message import Kind, Message, Part
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import FedMD
@@ -29,6 +29,7 @@ from mutua.models import Architecture
 from mutua.rounds.loop import Rejected, RoundStarted
 from mutua.runs.run import run as run_method
 from mutua.seeds import private, public, torch_stream
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -15,7 +15,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Message, Tensors, weights
+from mutua.federation.message import Message, weights
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Plan
 from mutua.federation.store import Store
@@ -23,6 +23,7 @@ from mutua.learning.evaluation import measure
 from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.participant import Job, Participant, work
 from mutua.models import Architecture
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

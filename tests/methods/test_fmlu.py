@@ -16,13 +16,14 @@ from scipy.special import softmax
 
 from mutua.errors import InputError, Refused
 from mutua.federation.federation import Federation
-from mutua.federation.message import Kind, Message, Part, Tensors, number
+from mutua.federation.message import Kind, Message, Part, number
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.trainer import Batch
 from mutua.methods import DML, FML, FMLU, Method, of
 from mutua.methods.participant import work
 from mutua.rounds.loop import Rejected
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

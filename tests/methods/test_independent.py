@@ -15,12 +15,12 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from mutua.data.public import Public
 from mutua.errors import InputError, LeftOut
 from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Tensors
 from mutua.federation.module_pool import Modules
 from mutua.learning.trainer import Trainer
 from mutua.methods import Centralised, FedAvg, Independent
 from mutua.methods.participant import Participant
 from mutua.runs.run import run
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

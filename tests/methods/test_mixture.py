@@ -23,7 +23,7 @@ from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Kind, Message, Tensors, count
+from mutua.federation.message import Kind, Message, count
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
@@ -34,6 +34,7 @@ from mutua.methods.participant import EarlyStopping, Participant, work
 from mutua.models import Architecture
 from mutua.rounds.loop import RoundStarted
 from mutua.seeds import private, torch_stream
+from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]

@@ -11,11 +11,12 @@ import torch
 from mutua.engines.faults import Faults, Kind
 from mutua.errors import RunError
 from mutua.federation.federation import Federation
-from mutua.federation.message import Message, Part, Tensors
+from mutua.federation.message import Message, Part
 from mutua.federation.store import Store
 from mutua.methods.base import Method
 from mutua.methods.participant import Job, Participant, Reply
 from mutua.rounds.loop import TOO_LONG, Briefs, Engine, Evaluation, Replies
+from mutua.support.tensor_files import Tensors
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch import Tensor
 from mutua.engines.workers import TRIES, Task, Workers, can_fork, cores, given_up
 from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, RunError, short_of_memory
 from mutua.federation.federation import Federation
-from mutua.federation.message import Message, Tensors
+from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
 from mutua.learning.evaluation import batches, is_union, probabilities
@@ -24,6 +24,7 @@ from mutua.methods.participant import Assessment, Job, Reply, Verb, assess, perf
 from mutua.rounds.loop import Briefs, Evaluation, Replies
 from mutua.support.profiling import Span, note
 from mutua.support.signals import whole
+from mutua.support.tensor_files import Tensors
 
 
 @dataclass

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mutua.errors import Refused
-from mutua.federation.message import DTYPES, NUMBERS, Kind, Message
+from mutua.federation.message import NUMBERS, Kind, Message
 from mutua.support.row_log import Log
+from mutua.support.tensor_files import DTYPES
 from mutua.support.text import size, some
 
 Direction = Literal["up", "down"]

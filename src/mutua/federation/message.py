@@ -6,20 +6,17 @@ one can never run code.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from mutua.errors import Refused
 from mutua.support import safe_reading
+from mutua.support.tensor_files import DTYPES, Tensors, header_bytes
 from mutua.support.text import several, some
-
-Tensors = dict[str, Tensor]
 
 
 class Kind(StrEnum):
@@ -95,7 +92,7 @@ class Message(Mapping[str, Part]):
             (key, DTYPES[array.dtype], tuple(array.shape), array.element_size())
             for key, array in self._flat().items()
         )
-        return _header_bytes(signature)
+        return header_bytes(signature)
 
     @property
     def nbytes(self) -> int:
@@ -155,33 +152,3 @@ def count(number: int) -> Part:
 def number(kind: Kind, value: float) -> Part:
     """A part that holds one real number."""
     return Part(kind, {"": torch.tensor(value, dtype=torch.get_default_dtype())})
-
-
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The types that a message holds, by safetensors' names."""
-_RANK = {name: i for i, name in enumerate(["BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64"])}
-
-
-@lru_cache(maxsize=1024)
-def _header_bytes(signature: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> int:
-    """Length of safetensors' header for arrays of these names, types and shapes."""
-    header: dict[str, object] = {}
-    offset = 0
-    # The widest type first, then by name: the format's own order, which the offsets depend on.
-    for name, dtype, shape, width in sorted(signature, key=lambda e: (-_RANK[e[1]], e[0])):
-        end = offset + width * int(torch.Size(shape).numel())
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    return 8 + -(-len(text) // 8) * 8

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from mutua.federation.federation import Client, build
-from mutua.federation.message import Tensors
 from mutua.learning.layout import lay_channels_last
 from mutua.models import Architecture
+from mutua.support.tensor_files import Tensors
 
 
 @dataclass

@@ -13,12 +13,19 @@ from mutua.errors import InputError
 from mutua.federation.privacy import Privacy
 from mutua.learning.optimizers import SGD, Optimizer
 from mutua.learning.precision import Precision
-from mutua.rounds.history import Selection
 from mutua.seeds import numpy_stream, public
 from mutua.support.configuration import Spec
 
 if TYPE_CHECKING:
     from mutua.methods.base import Method
+
+Selection = Literal["last", "last5", "best"]
+SELECTIONS: dict[Selection, str] = {
+    "last": "after the last round",
+    "last5": "over the last 5 evaluations",
+    "best": "when best on validation",
+}
+"""Which evaluation a reported number is of. There is none that looks at test data."""
 
 
 def _topology(given: object) -> object:

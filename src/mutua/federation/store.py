@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mutua.errors import RunError
-from mutua.federation.message import Message, Part, Tensors
+from mutua.federation.message import Message, Part
+from mutua.support.tensor_files import Tensors
 
 State = dict[str, Tensors]
 """Groups of named arrays: "personal", "personal.optimizer", "adaptor", ... Never data."""

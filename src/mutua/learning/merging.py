@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from mutua.errors import Refused
-from mutua.federation.message import Tensors
 from mutua.support.configuration import Spec
+from mutua.support.tensor_files import Tensors
 
 COMPARABLE = 3
 """Of fewer replies none is refused for being longer than the others: there is no majority."""

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from mutua.errors import InputError
-from mutua.federation.message import Tensors
 from mutua.learning.schedules import Schedule, value, within
 from mutua.support.configuration import Spec
+from mutua.support.tensor_files import Tensors
 
 Rate = Annotated[Schedule, within(0, 1e6)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from mutua.federation.privacy import Privacy
 from mutua.learning.optimizers import Stepper
 from mutua.learning.trainer import Batch, Loader, Models, Numbers, Objective, Terms, Trainer
 from mutua.seeds import normals, uniforms
@@ -50,24 +49,24 @@ class PrivateTrainer(Trainer):
         models: Models,
         optimizers: Mapping[str, Stepper],
         numbers: Numbers,
-        privacy: Privacy,
+        clip: float,
+        noise: float,
         batch_size: int,
         stream: torch.Generator | None,
         terms: Collection[str] | None = None,
     ) -> None:
         super().__init__(models, optimizers, numbers, terms)
-        self.privacy, self.batch_size, self.stream = privacy, batch_size, stream
+        self.clip, self.noise, self.batch_size, self.stream = clip, noise, batch_size, stream
 
     def step(self, objective: Objective, batch: Batch) -> None:
         """One batch, which may be empty: then there is noise alone."""
-        clip = self.privacy.clip
         size = sum(parameter.numel() for parameter in self._parameters)
-        total = (self.privacy.noise * clip * normals(size, self.stream)).to(batch.x.device)
+        total = (self.noise * self.clip * normals(size, self.stream)).to(batch.x.device)
         if len(batch.y):
             gradients, terms = self._by_example(objective, batch)
             norms = gradients.norm(dim=1)
             bounded = torch.where(norms.isfinite()[:, None], gradients, 0.0)
-            total += (clip / norms.clamp_min(clip)).nan_to_num() @ bounded
+            total += (self.clip / norms.clamp_min(self.clip)).nan_to_num() @ bounded
             self._log({name: term.mean() for name, term in terms.items()})
         self.apply(total / self.batch_size)
 

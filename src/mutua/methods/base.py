@@ -28,7 +28,7 @@ from mutua.methods.participant import EarlyStopping, Participant, initial_seed
 from mutua.models import Architecture, shared_names
 from mutua.support.configuration import Spec
 from mutua.support.explain import explain
-from mutua.support.importing import by_path, in_hand, path_of
+from mutua.support.importing import by_path, in_hand, name_freely, path_of
 
 BANDWIDTH = {
     Kind.WEIGHTS: "a model",
@@ -186,6 +186,9 @@ class Method(Spec, ABC):
         """What `predictor` is, for a model's card: a name and width, or those of its parts."""
         own = "personal" in client.state
         return (client.client.model if own else client.job.global_architecture).spec()
+
+
+name_freely(Method)
 
 
 class Hub(Method):

@@ -20,7 +20,7 @@ from mutua.data.samples import Samples
 from mutua.errors import NO_MEMORY, Diverged, Fault, MachineFault, MutuaError, described, short_of_memory
 from mutua.federation.federation import Client, build
 from mutua.federation.ledger import may_leave
-from mutua.federation.message import Message, Tensors
+from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules, batch_normed
 from mutua.federation.plan import Plan
 from mutua.federation.store import State, Store, copied, not_finite
@@ -34,6 +34,7 @@ from mutua.learning.trainer import Batch, Loader, Models, Objective, Trainer, ow
 from mutua.models import Architecture, shared_names
 from mutua.seeds import derive, private, public, torch_stream
 from mutua.support.signals import whole
+from mutua.support.tensor_files import Tensors
 
 if TYPE_CHECKING:
     from mutua.methods.base import Method
@@ -236,7 +237,7 @@ class Participant:
             module.train()
         trainer = Trainer(modules, optimizers, numbers, self.job.method.terms)
         if (privacy := plan.privacy) is not None and self._by_example(modules):
-            given = modules, optimizers, numbers, privacy, plan.batch_size, self._noise
+            given = modules, optimizers, numbers, privacy.clip, privacy.noise, plan.batch_size, self._noise
             trainer = PrivateTrainer(*given, self.job.method.terms)
         streams = {name: derive(self._seed, self.round, name, "forward") for name in modules}
         with own_streams(modules, streams), computing_in(plan.precision, modules):

@@ -13,8 +13,8 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from mutua.errors import line
+from mutua.federation.plan import SELECTIONS, Selection
 from mutua.methods import base
-from mutua.rounds.history import SELECTIONS, Selection
 from mutua.rounds.progress import Hashing as Hashing
 from mutua.rounds.progress import ProgressBar as ProgressBar
 from mutua.rounds.progress import bars as bars

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mutua.federation.plan import SELECTIONS
 from mutua.reports import console
 from mutua.reports.reading import Run, Study, common
-from mutua.rounds.history import SELECTIONS
 from mutua.studies.comparing import uses_global_alone
 from mutua.support.text import of_width
 

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from mutua.federation.plan import Selection
 from mutua.support.row_log import Log
 from mutua.support.text import some
 
 Key = tuple[str, str, str, str]
 Metrics = Mapping[str, float | None]
 EVERY_ROUND = ("accuracy", "loss", "opted_in", "wdp", "cdp", "acc")
-
-Selection = Literal["last", "last5", "best"]
-SELECTIONS: dict[Selection, str] = {
-    "last": "after the last round",
-    "last5": "over the last 5 evaluations",
-    "best": "when best on validation",
-}
-"""Which evaluation a reported number is of. There is none that looks at test data."""
 
 
 class Row(NamedTuple):

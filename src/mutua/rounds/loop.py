@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from mutua.errors import Fault, Refused, RunError, line
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Entry, Ledger, may_leave
-from mutua.federation.message import Message, Tensors
+from mutua.federation.message import Message
 from mutua.federation.store import State, Store
 from mutua.federation.topology import Topology
 from mutua.methods.base import Server
@@ -24,6 +24,7 @@ from mutua.rounds.participation import Outcome, Participation, Turn
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
 from mutua.support.signals import breakable, end, whole
+from mutua.support.tensor_files import Tensors
 from mutua.support.text import several
 
 Briefs = Mapping[str, Message | None]

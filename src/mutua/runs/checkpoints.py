@@ -20,7 +20,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError
 
 from mutua.errors import MutuaError, RunError
-from mutua.federation.message import DTYPES, Kind, Message, Part, Tensors
+from mutua.federation.message import Kind, Message, Part
 from mutua.federation.store import Commit, State, Store
 from mutua.recipe.sections import Checkpoints as Settings
 from mutua.rounds.loop import Standing
@@ -28,6 +28,7 @@ from mutua.runs.inputs import Inputs
 from mutua.support import files, safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.growing_files import Mark
+from mutua.support.tensor_files import DTYPES, Tensors
 
 TYPES = DTYPES | {
     torch.uint16: "U16",

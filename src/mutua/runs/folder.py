@@ -36,7 +36,6 @@ import mutua
 from mutua.errors import InputError, RunError, short_of_memory
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Direction, Entry, Ledger
-from mutua.federation.message import Tensors
 from mutua.federation.module_pool import Modules, one_thread
 from mutua.federation.plan import Plan, lengthened
 from mutua.methods import base
@@ -66,6 +65,7 @@ from mutua.support.growing_files import SCHEMA, Events, Mark, Table, torn
 from mutua.support.importing import others
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
+from mutua.support.tensor_files import Tensors
 from mutua.support.text import some
 
 LONG_RECIPE = 2**18

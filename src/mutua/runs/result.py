@@ -17,8 +17,9 @@ from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation, build
 from mutua.federation.ledger import Ledger
-from mutua.federation.message import Message, Tensors
+from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
+from mutua.federation.plan import SELECTIONS, Selection
 from mutua.federation.privacy import Guarantee, guarantee
 from mutua.federation.store import State
 from mutua.learning import metrics
@@ -26,9 +27,10 @@ from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
 from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
-from mutua.rounds.history import SELECTIONS, History, Selection
+from mutua.rounds.history import History
 from mutua.rounds.participation import Attendance, Participation, left_out
 from mutua.support.configuration import PathLike, whole_number
+from mutua.support.tensor_files import Tensors
 from mutua.support.text import Sheet, of_width, percent, several, size, some
 
 if TYPE_CHECKING:

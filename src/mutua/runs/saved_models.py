@@ -14,7 +14,6 @@ from torch import nn
 
 from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError
-from mutua.federation.message import Tensors
 from mutua.models import Architecture
 from mutua.models.splice import Share
 from mutua.runs.result import Predictor
@@ -23,6 +22,7 @@ from mutua.support.configuration import PathLike, Spec, local_path
 from mutua.support.explain import explain
 from mutua.support.files import Together, reason, to_json
 from mutua.support.importing import others
+from mutua.support.tensor_files import Tensors
 
 MOST_INPUTS = 2**26
 """A model's input is no larger: images are resized to what a card says."""

@@ -12,12 +12,11 @@ from typing import Any
 
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.federation.plan import Plan
+from mutua.federation.plan import SELECTIONS, Plan
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
 from mutua.reports.opened import save_run
-from mutua.rounds.history import SELECTIONS
 from mutua.rounds.loop import Callback
 from mutua.rounds.progress import EndOfRun, ProgressBar, bars
 from mutua.runs.folder import new_folder

@@ -22,6 +22,7 @@ from mutua.errors import InputError, place
 ask: Callable[[str], bool] | None = None
 """How the user is asked whether a name is to be trusted, where there is a terminal; the command line sets it."""
 
+_free: list[type] = []
 _trusted: set[str] = set()
 _refused: set[str] = set()
 _file: ContextVar[Path | None] = ContextVar("the file of others that is being read", default=None)
@@ -32,6 +33,11 @@ def trust(*names: str) -> None:
     for name in names:
         _parts(name, "--trust-code")
         _trusted.add(name)
+
+
+def name_freely(kind: type) -> None:
+    """Any file may name classes of this kind that come with mutua."""
+    _free.append(kind)
 
 
 def path_of(thing: Any) -> str:
@@ -117,10 +123,9 @@ def _ours(path: str) -> bool:
         return False
     from torch import nn
 
-    from mutua.methods.base import Method
-
     found = _found(path, "name")
-    return isinstance(found, type) and issubclass(found, nn.Module | Method) and found.__module__[:6] == "mutua."
+    kinds = (nn.Module, *_free)
+    return isinstance(found, type) and issubclass(found, kinds) and found.__module__[:6] == "mutua."
 
 
 def _found(path: str, field: str) -> Any:
