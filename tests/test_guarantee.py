@@ -17,13 +17,14 @@ import yaml
 from scipy import stats
 
 import mutua
+from mutua.federation.accounting import Uses, epsilon, largest
 from mutua.federation.ledger import Ledger
 from mutua.federation.message import Message, weights
 from mutua.federation.plan import Plan
-from mutua.federation.privacy import Guarantee, Uses, epsilon, guarantee, largest
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
 from mutua.methods.participant import Job, Participant
 from mutua.rounds.participation import Participation
+from mutua.runs.guarantee import Guarantee, guarantee
 from mutua.seeds import normals, torch_stream, uniforms
 from mutua.support.tensor_files import Tensors
 

@@ -14,7 +14,7 @@ from mutua.data.sources import KNOWN
 from mutua.data.splits import split_and_deal
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
-from mutua.runs.run import prepared
+from mutua.runs.preparation import prepared
 from mutua.studies import papers
 from mutua.studies.measures import Measure
 from mutua.studies.papers import Claim, Item, Scale

@@ -19,14 +19,16 @@ from scipy import integrate, optimize, stats
 
 import mutua
 from mutua.errors import InputError
+from mutua.federation.accounting import Uses, epsilon, rdp
 from mutua.federation.message import Message, weights
 from mutua.federation.plan import Plan
-from mutua.federation.privacy import Privacy, Uses, epsilon, rdp
+from mutua.federation.privacy import Privacy
 from mutua.learning.merging import mean
 from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.base import of
 from mutua.recipe.recipe import Recipe
-from mutua.runs.run import prepared
+from mutua.runs.guarantee import check_privacy
+from mutua.runs.preparation import prepared
 from mutua.seeds import private, torch_stream
 from mutua.support.tensor_files import Tensors
 
@@ -190,7 +192,7 @@ def test_what_would_be_neither_noised_nor_counted_is_refused_with_a_way_out(
 ) -> None:
     privacy = Privacy(clip=1, noise=1)
     with pytest.raises(InputError, match=f"^privacy: {method} ") as error:
-        privacy.check(of({"name": method}), normed=False)
+        check_privacy(privacy, of({"name": method}), normed=False)
     assert said in str(error.value) and told in str(error.value)
     prepared(of({"name": method, **way_out}), federate(), Plan(privacy=privacy))
 

@@ -14,7 +14,7 @@ import mutua
 from mutua.data.partitions import IID
 from mutua.data.samples import Samples, layout_of
 from mutua.errors import InputError
-from mutua.runs.run import prepared
+from mutua.runs.preparation import prepared
 
 
 @pytest.mark.parametrize(

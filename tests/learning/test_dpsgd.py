@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 import mutua
 from mutua.errors import InputError
+from mutua.federation.accounting import Uses, epsilon
 from mutua.federation.plan import Plan
-from mutua.federation.privacy import Privacy, Uses, epsilon
+from mutua.federation.privacy import Privacy
 from mutua.learning.optimizers import SGD
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
@@ -25,7 +26,7 @@ from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
 from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
 from mutua.recipe.recipe import Recipe
-from mutua.runs.run import prepared
+from mutua.runs.preparation import prepared
 
 TASK = Task(("ape", "bee", "cat"))
 EXAMPLE = {"level": "example", "clip": 0.5, "noise": 1.5, "randomness": "seeded"}

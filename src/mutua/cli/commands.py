@@ -225,7 +225,7 @@ def _run(
     from mutua.reports.loggers import known_logger
     from mutua.runs.execute import execute
     from mutua.runs.folder import RunFolder
-    from mutua.runs.run import prepared
+    from mutua.runs.preparation import prepared
     from mutua.support.profiling import timed
 
     logger = None if log is None else known_logger(log)
@@ -313,9 +313,9 @@ def compare(
 ) -> None:
     """Compare methods, or a grid's cells, over the same seeds."""
     from mutua.engines.workers import cores
-    from mutua.federation.privacy import Guarantee
     from mutua.reports import console
     from mutua.runs.folder import dated
+    from mutua.runs.guarantee import Guarantee
     from mutua.runs.result import reported
     from mutua.studies import comparing
     from mutua.studies.sweep import Sweep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, field_serializer, model_validator
 
@@ -15,9 +15,6 @@ from mutua.learning.optimizers import SGD, Optimizer
 from mutua.learning.precision import Precision
 from mutua.seeds import numpy_stream, public
 from mutua.support.configuration import Spec
-
-if TYPE_CHECKING:
-    from mutua.methods.base import Method
 
 Selection = Literal["last", "last5", "best"]
 SELECTIONS: dict[Selection, str] = {
@@ -102,27 +99,3 @@ class Plan(Spec):
         """The round's clients, in id order: a public draw, so anybody can check it."""
         rng = numpy_stream(public(self.seed), round, "clients")
         return sorted(rng.choice(ids, size=self.drawn(len(ids)), replace=False).tolist())
-
-
-def lengthened(plan: Plan, method: Method, rounds: int, done: int) -> Plan:
-    """The plan with more rounds; refused where that would have changed the first `done` of them."""
-    if rounds < plan.rounds:
-        raise InputError(f"rounds: {rounds}, but the run has {plan.rounds} already; give more")
-    longer = plan.model_copy(update={"rounds": rounds})
-    if rounds == plan.rounds:
-        return longer
-    if plan.budget is not None or (plan.privacy is not None and plan.privacy.budget is not None):
-        raise InputError(f"rounds: {rounds}, but a budget has set how many rounds there are; begin a new run")
-
-    def numbers(of: Plan, round: int) -> dict[str, Any]:
-        found = {f"method.{name}": value for name, value in vars(method.numbers(round, of.rounds)).items()}
-        return {"optimizer.lr": of.optimizer.rate(round, of.rounds), **found}
-
-    for round in range(1, min(done, plan.rounds) + 1):
-        before, after = numbers(plan, round), numbers(longer, round)
-        for name in (name for name in before if before[name] != after[name]):
-            raise InputError(
-                f"rounds: {rounds}, but {name} is a schedule over all rounds: in round {round} it was "
-                f"{before[name]:g}, and of {rounds} rounds it would have been {after[name]:g}; begin a new run"
-            )
-    return longer

@@ -14,9 +14,9 @@ import numpy as np
 from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
 from mutua.federation.ledger import Ledger
-from mutua.federation.privacy import Guarantee
 from mutua.recipe.grid import facets
 from mutua.rounds.history import History
+from mutua.runs.guarantee import Guarantee
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined
 from mutua.studies.measures import Finished, Measure, alone, alone_otherwise, length

@@ -37,7 +37,7 @@ from mutua.errors import InputError, RunError, short_of_memory
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Direction, Entry, Ledger
 from mutua.federation.module_pool import Modules, one_thread
-from mutua.federation.plan import Plan, lengthened
+from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History, Row
@@ -56,6 +56,7 @@ from mutua.rounds.loop import (
 from mutua.rounds.participation import OUTCOMES, Participation, Turn
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, Marks, due
 from mutua.runs.inputs import Inputs, Show, changed_fields, inputs, listed, recipe_of
+from mutua.runs.preparation import lengthened
 from mutua.runs.result import ClientResult, Result, reported
 from mutua.runs.saved_models import Card, Kept, SavedModel, put_model, put_weights, read
 from mutua.support import safe_reading

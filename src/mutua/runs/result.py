@@ -20,7 +20,6 @@ from mutua.federation.ledger import Ledger
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import SELECTIONS, Selection
-from mutua.federation.privacy import Guarantee, guarantee
 from mutua.federation.store import State
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
@@ -29,6 +28,7 @@ from mutua.methods.participant import Job, Participant
 from mutua.models import Architecture
 from mutua.rounds.history import History
 from mutua.rounds.participation import Attendance, Participation, left_out
+from mutua.runs.guarantee import Guarantee, guarantee
 from mutua.support.configuration import PathLike, whole_number
 from mutua.support.tensor_files import Tensors
 from mutua.support.text import Sheet, of_width, percent, several, size, some

@@ -11,15 +11,14 @@ from typing import Any
 
 from mutua.engines.faults import Faults
 from mutua.errors import InputError, LeftOut, line, suggest
-from mutua.federation.federation import Federation, build
-from mutua.federation.module_pool import batch_normed
-from mutua.federation.plan import Plan, lengthened
-from mutua.federation.privacy import within_budget
+from mutua.federation.federation import Federation
+from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.methods.base import Method
 from mutua.methods.base import of as method_of
 from mutua.methods.participant import Job
 from mutua.rounds.loop import Callback, Engine, Rounds, Standing
+from mutua.runs.preparation import affordable, lengthened, prepared
 from mutua.runs.result import ClientResult, Result
 from mutua.support.configuration import whole_number
 from mutua.support.explain import checked
@@ -127,46 +126,6 @@ def _longer(
     stores = {client: Store([*store.commits]) for client, store in before.stores.items()}
     longer = lengthened(plan, method, rounds, plan.rounds)
     return run(method, federation, plan=longer, standing=replace(before, stores=stores), **given)
-
-
-def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
-    """The federation as the method sees it; what could not run is refused here, before anything has."""
-    federation = method.arrange(federation)
-    remarks = federation.check(method.needs_global)
-    federation = replace(federation, notes=(*federation.notes, *remarks)) if remarks else federation
-    if plan.privacy is not None:
-        shared = federation.global_model if method.needs_global else None
-        plan.privacy.check(method, shared is not None and batch_normed(build(shared, federation.clients[0], 0)))
-    cut = affordable(method, federation, plan)
-    drawn = plan.drawn(len(federation.drawable(method.needs_global)))
-    if method.shares and drawn < plan.min_replies:
-        raise InputError(
-            f"min_replies: {plan.min_replies}, but a round draws {drawn} of {len(federation.clients)} clients; "
-            f"give at most {drawn}"
-        )
-    if plan.privacy is not None and plan.privacy.budget is not None and cut.rounds < plan.rounds:
-        note = f"privacy.budget: ε = {plan.privacy.budget:g} pays for {cut.rounds} of {plan.rounds} rounds"
-        federation = replace(
-            federation, notes=(*federation.notes, f"{note}; the run ends with round {cut.rounds}")
-        )
-    unjudged = [client.id for client in federation.clients if not len(client.val)]
-    if plan.selection == "best" and len(unjudged) == len(federation.clients):
-        raise InputError("selection: best, but no client has val samples to select by; use 'last' or 'last5'")
-    if plan.selection == "best" and unjudged:
-        note = f"selection: best leaves out {', '.join(unjudged)}, without val samples to select by"
-        federation = replace(federation, notes=(*federation.notes, note))
-    if not method.stops_early or not unjudged:
-        return federation
-    who = "any client" if len(unjudged) == len(federation.clients) else ", ".join(unjudged)
-    note = f"no val sample for {who} to stop {method.name} early by: it trains for one round's work instead"
-    return replace(federation, notes=(*federation.notes, note))
-
-
-def affordable(method: Method, federation: Federation, plan: Plan) -> Plan:
-    """The plan within its budgets: of bytes, and of ε."""
-    sending = len(federation.drawable(method.needs_global))
-    plan = plan.within_budget(method.reply_bytes(federation, plan), sending)
-    return within_budget(plan, method, federation)
 
 
 def _engine(name: str, workers: int | None) -> Engine:

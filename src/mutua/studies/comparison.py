@@ -20,8 +20,9 @@ from mutua.reports.opened import save_run
 from mutua.rounds.loop import Callback
 from mutua.rounds.progress import EndOfRun, ProgressBar, bars
 from mutua.runs.folder import new_folder
+from mutua.runs.preparation import prepared
 from mutua.runs.result import Result
-from mutua.runs.run import prepared, run
+from mutua.runs.run import run
 from mutua.studies.comparing import (
     COMPARED,
     MARK,

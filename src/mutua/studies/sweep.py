@@ -35,7 +35,7 @@ from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.inputs import inputs, listed
 from mutua.runs.newcomer import HOWS, join_client, read_joined, without_last
-from mutua.runs.run import prepared
+from mutua.runs.preparation import prepared
 from mutua.studies import comparing
 from mutua.studies.comparing import COLUMNS, MARK
 from mutua.studies.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
