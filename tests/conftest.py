@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +19,18 @@ from torch import nn
 
 from mutua.data.samples import Samples
 from mutua.engines.local import LocalEngine
+from mutua.engines.work import Briefs, Committer, Replies, Reply, Staged, Verb, perform
+from mutua.engines.work import work as transaction
 from mutua.errors import Fault
 from mutua.federation.federation import Client, Federation
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Plan
-from mutua.federation.store import State
+from mutua.federation.store import State, Store
 from mutua.methods import Method
-from mutua.methods.participant import Job, Reply
+from mutua.methods.base import Job
 from mutua.models import Architecture
-from mutua.rounds.loop import Briefs, Event, Replies, Rounds
+from mutua.rounds.loop import Event, Rounds
 from mutua.seeds import torch_stream
 from mutua.support.tensor_files import Tensors
 
@@ -345,3 +347,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 terminalreporter.write_line(f"attack: {told[0]} {name.removeprefix('figure ')}: {told[1]}")
     if sums:
         terminalreporter.write_line("attack, in all: " + ", ".join(f"{n} {what}" for what, n in sums.items()))
+
+
+def work(
+    job: Job, client: Client, store: Store, verb: Verb, round: int, brief: Message | None, modules: Modules
+) -> Reply:
+    """One client's work through the engines' transaction, in this process; its fault is raised."""
+
+    def performer(staged: Mapping[str, Staged], commit: Committer) -> None:
+        for name, (given, state) in staged.items():
+            commit(name, perform(job, client, state, verb, round, given, modules))
+
+    found = transaction({client.id: store}, round, {client.id: brief}, performer)[client.id]
+    assert isinstance(found, Reply)
+    return found

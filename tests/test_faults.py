@@ -53,8 +53,8 @@ def breaking(method: Any, verb: str, **when: str) -> Any:
 
     def fail(self: Any, client: Participant, *brief: Any) -> Any:
         found = getattr(method, verb)(self, client, *brief)  # after the work, when the state has changed
-        if client.client.id in when.get(f"r{client.round}", ""):
-            raise ValueError(f"no more {client.client.id}\nand a long story")
+        if client.id in when.get(f"r{client.round}", ""):
+            raise ValueError(f"no more {client.id}\nand a long story")
         return found
 
     return type(method.__name__, (method,), {verb: fail})()
@@ -93,7 +93,7 @@ def test_a_client_that_raises_is_left_out_and_goes_on_from_its_last_commit(
 def test_a_client_that_exits_is_left_out_like_one_that_raises(workers: int, federate: Federate) -> None:
     class Quitter(FML):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
-            match client.client.id:
+            match client.id:
                 case "a":
                     sys.exit(3)
                 case "b":
@@ -161,7 +161,7 @@ def test_nonsense_instead_of_a_message_is_the_clients_own_affair(federate: Feder
     class Odd(FML):
         def train(self, client: Participant, brief: Message | None) -> Any:
             reply = super().train(client, brief)
-            return reply if client.client.id != "b" else {"meme": 3}
+            return reply if client.id != "b" else {"meme": 3}
 
     run = simulate(Odd(), federate(), rounds=1)
     assert [(t, c) for t, c, _ in rejected(run.events)] == [(1, "b")]
@@ -203,7 +203,7 @@ def test_who_fails_to_the_end_has_no_numbers_and_no_card(
     predictor = FML.predictor
 
     def fail(self: FML, client: Participant, brief: Message | None) -> Any:
-        if (client.client.id, client.round) == ("c1", 3):
+        if (client.id, client.round) == ("c1", 3):
             raise ValueError("no more")
         return predictor(self, client, brief)
 
@@ -422,7 +422,7 @@ class Hanging(FML):
     at: int
 
     def _maybe(self, verb: str, client: Participant) -> None:
-        while (self.verb, self.at, "b") == (verb, client.round, client.client.id):
+        while (self.verb, self.at, "b") == (verb, client.round, client.id):
             signal.pause()
 
     def start(self, client: Participant) -> None:
@@ -478,7 +478,7 @@ def test_a_deadline_that_everybody_meets_changes_no_byte(federate: Federate, ide
 def test_a_worker_that_dies_again_and_again_costs_its_client_the_round(federate: Federate) -> None:
     class Dying(FML):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
-            if (client.round, client.client.id) == (2, "b"):
+            if (client.round, client.id) == (2, "b"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().train(client, brief)
 
@@ -503,8 +503,8 @@ def test_what_the_machine_fails_in_now_and_then_changes_no_byte(
 
     class Unlucky(FML):
         def _strike(self, client: Participant, what: str) -> None:
-            mark = tmp_path / f"{what}-{client.round}-{client.client.id}"
-            if client.client.id == "b" and not mark.exists():
+            mark = tmp_path / f"{what}-{client.round}-{client.id}"
+            if client.id == "b" and not mark.exists():
                 mark.touch()
                 if how == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -22,7 +22,8 @@ from mutua.federation.ledger import Ledger
 from mutua.federation.message import Message, weights
 from mutua.federation.plan import Plan
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
-from mutua.methods.participant import Job, Participant
+from mutua.methods.base import Job
+from mutua.methods.participant import Participant
 from mutua.rounds.participation import Participation
 from mutua.runs.guarantee import Guarantee, guarantee
 from mutua.seeds import normals, torch_stream, uniforms

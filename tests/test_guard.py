@@ -126,7 +126,7 @@ def test_even_a_liar_whose_own_reply_still_comes_is_found(members: Members, simu
     class Liar(FML):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
             assert brief is not None
-            if client.client.id == "c":
+            if client.id == "c":
                 return Message(
                     meme=weights({k: torch.full_like(a, 1e30) for k, a in brief.arrays("global").items()})
                 )
@@ -179,7 +179,7 @@ def test_in_python_and_in_any_process(workers: int, members: Members) -> None:
     class Liar(FML):
         def reply(self, client: Participant, meme: Any) -> Message:
             reply = super().reply(client, meme)
-            return times(1e30, 2)(client.round, client.client.id, reply)
+            return times(1e30, 2)(client.round, client.id, reply)
 
     events: list[Any] = []
     result = mutua.run(Liar(), members(), rounds=4, workers=workers, device="cpu", callbacks=[events.append])
@@ -196,7 +196,7 @@ def test_a_client_that_diverges_alone_keeps_its_last_good_state_and_is_named(
     class Sick(FML):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
             reply = super().train(client, brief)
-            if (client.client.id, client.round) == ("b", 2):
+            if (client.id, client.round) == ("b", 2):
                 client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
             return reply
 
@@ -354,7 +354,7 @@ def test_one_who_diverges_beside_a_liar_is_not_blamed(
             reply = super().train(client, brief)
             assert brief is not None
             largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
-            if client.client.id == "a" and largest > 10:
+            if client.id == "a" and largest > 10:
                 client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
             return reply
 
@@ -375,7 +375,7 @@ def test_broken_off_before_the_lie_is_found_the_bytes_are_the_same(
             assert brief is not None
             largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
             reply = super().train(client, brief)
-            if client.client.id == "b" and largest > 10:
+            if client.id == "b" and largest > 10:
                 if stop[0]:
                     raise KeyboardInterrupt
                 client.state["odd"] = {"": torch.tensor(float("nan"))}
@@ -404,7 +404,7 @@ def test_a_lie_is_not_laid_to_a_round_in_which_nobody_sent_anything(members: Mem
     class EverySecond(FML):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
             reply = super().train(client, brief)
-            if client.client.id == "a" and client.round == 4:
+            if client.id == "a" and client.round == 4:
                 client.state["odd"] = {"": torch.tensor(float("nan"))}
             return None if client.round == 3 else reply
 
@@ -464,7 +464,7 @@ def test_under_privacy_a_client_that_diverges_keeps_its_state_and_replies_all_th
     class Sick(FML):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
             reply = super().train(client, brief)
-            if (client.client.id, client.round) == ("b", 2):
+            if (client.id, client.round) == ("b", 2):
                 client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
             return reply
 
@@ -502,14 +502,14 @@ def test_a_merge_undone_in_the_last_evaluation_leaves_no_last_work_done_on_it(
         def predictor(self, client: Participant, brief: Message | None) -> Any:
             assert brief is not None
             largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
-            if client.client.id != "c" and largest > 10:
+            if client.id != "c" and largest > 10:
                 client.state["odd"] = {"": torch.tensor(float("nan"))}
             return super().predictor(client, brief)
 
         def finish(self, client: Participant, brief: Message | None) -> None:
             if tuned:
                 super().finish(client, brief)
-            elif client.client.id == "b":  # whoever fails in it is told of once
+            elif client.id == "b":  # whoever fails in it is told of once
                 raise ValueError("out of luck")
 
     run, at_once = (simulate(Frail(), members(), tamper=times(f, 4), **PLAN) for f in (100.0, float("nan")))
@@ -529,7 +529,7 @@ def test_a_result_whose_last_merge_was_undone_becomes_longer(members: Members) -
             reply = super().train(client, brief)
             self.shaken(client, brief)
             assert reply is not None
-            return times(100.0, 2)(client.round, client.client.id, reply)
+            return times(100.0, 2)(client.round, client.id, reply)
 
         def finish(self, client: Participant, brief: Message | None) -> None:
             self.shaken(client, brief)
@@ -537,7 +537,7 @@ def test_a_result_whose_last_merge_was_undone_becomes_longer(members: Members) -
         def shaken(self, client: Participant, brief: Message | None) -> None:
             assert brief is not None
             largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
-            if client.client.id != "c" and largest > 10:
+            if client.id != "c" and largest > 10:
                 client.state["odd"] = {"": torch.tensor(float("nan"))}
 
     plan: dict[str, Any] = {"workers": 1, "progress": False, "device": "cpu"}
@@ -567,7 +567,7 @@ def test_of_two_none_is_taken_out_again(federate: Federate, simulate: Simulate) 
     class Liar(FedAvg):
         def train(self, client: Participant, brief: Message | None) -> Message | None:
             reply = super().train(client, brief)
-            if (client.client.id, client.round) == ("b", 3):
+            if (client.id, client.round) == ("b", 3):
                 client.state["odd"] = {"": torch.tensor(float("nan"))}
             return reply
 

@@ -235,7 +235,7 @@ def test_batch_norms_counters_carry_nothing_out(
         def train(self, client: Any, brief: Message | None) -> Message | None:
             reply = super().train(client, brief)
             assert reply is not None
-            return smuggled(reply) if side == "client" and client.client.id == "a" else reply
+            return smuggled(reply) if side == "client" and client.id == "a" else reply
 
     def tamper(round: int, client: str, message: Message) -> Message:
         return smuggled(message) if side == "network" and client == "a" else message

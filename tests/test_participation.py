@@ -90,7 +90,7 @@ class Stumbles(FineTuned):
     """Its last work fails at b."""
 
     def finish(self, client: Any, brief: Any) -> None:
-        if client.client.id == "b":
+        if client.id == "b":
             raise ValueError("out of luck")
         super().finish(client, brief)
 
@@ -99,7 +99,7 @@ class Alone(Independent):
     """The same, with nothing else that has trained."""
 
     def finish(self, client: Any, brief: Any) -> None:
-        if client.client.id == "b":
+        if client.id == "b":
             raise ValueError("out of luck")
         super().finish(client, brief)
 

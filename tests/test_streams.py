@@ -22,7 +22,7 @@ from mutua.methods import FML
 
 class Talking(FML):
     def train(self, client, brief):
-        print("at work", client.client.id, flush=True)
+        print("at work", client.id, flush=True)
         return super().train(client, brief)
 """
 

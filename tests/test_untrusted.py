@@ -492,11 +492,11 @@ laughs = "a0: &a0 [1, 2]\\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] 
 (place / "laughs.yaml").write_text(laughs)
 many = ",".join(f'"weights/m/{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(40_000))
 claim = b'{"weights/m/w": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (2**38, 2**40)
-full = b"[" + b"{}," * (untrusted.NAMES // 3 - 2) + b"{}]"
+full = b"[" + b"{}," * (safe_reading.NAMES // 3 - 2) + b"{}]"
 hole(run / "events.jsonl")
 tries = {
     "message: a claim": lambda: Message.decode(held(claim)),
-    "message: long names": lambda: Message.decode(held(b" " * (untrusted.NAMES + 1))),
+    "message: long names": lambda: Message.decode(held(b" " * (safe_reading.NAMES + 1))),
     "message: 40,000 arrays": lambda: Message.decode(held(("{" + many + "}").encode())),
     "message: a full list of names": lambda: Message.decode(held(full)),
     "checkpoint: a claim": lambda: checkpoints.decode(held(claim)),
@@ -504,15 +504,15 @@ tries = {
     "card": lambda: SavedModel(place / "cards"),
     "recipe": lambda: Recipe.load(place / "laughs.yaml"),
     "recipe: long": lambda: Recipe.load(hole(place / "long.yaml")),
-    "weights: a hole": lambda: untrusted.array_file(hole(place / "w.safetensors", held(claim))),
-    "weights: packed": lambda: untrusted.array_file(packed),
+    "weights: a hole": lambda: safe_reading.array_file(hole(place / "w.safetensors", held(claim))),
+    "weights: packed": lambda: safe_reading.array_file(packed),
     "events": lambda: (Events(run / "events.jsonl").read(), Events(run / "events.jsonl").mend()),
 }
 for name, attempt in tries.items():
     try:
         attempt()
         said = "read"
-    except (MutuaError, untrusted.Unreadable) as error:
+    except (MutuaError, safe_reading.Unreadable) as error:
         said = str(error)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps([name, said, peak]))

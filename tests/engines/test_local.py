@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mutua
+from conftest import work
 from mutua.engines.local import LocalEngine, device
 from mutua.engines.workers import Workers
 from mutua.errors import Fault, InputError, RunError
@@ -23,7 +24,8 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.learning.optimizers import Stepper
 from mutua.methods import FML, FedAvg, FineTuned
-from mutua.methods.participant import Job, Participant, work
+from mutua.methods.base import Job
+from mutua.methods.participant import Participant
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -183,7 +185,7 @@ class Failing(FML):
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         reply = super().train(client, brief)
-        if client.round == 2 and client.client.id == "b":
+        if client.round == 2 and client.id == "b":
             raise ValueError("the disk is full\nand more")
         return reply
 

@@ -23,7 +23,8 @@ from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
 from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
-from mutua.methods.participant import Job, Participant
+from mutua.methods.base import Job
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.recipe.recipe import Recipe
 from mutua.runs.preparation import prepared

@@ -373,7 +373,7 @@ class Watched(FedAvg):
     now: ClassVar[list[tuple[int, str]]] = []
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
-        self.now.append((client.round, client.client.id))
+        self.now.append((client.round, client.id))
         self.seen[self.now[-1]] = []
         return super().train(client, brief)
 

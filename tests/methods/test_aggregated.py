@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from conftest import work
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError
@@ -17,7 +18,6 @@ from mutua.federation.federation import Client, Federation
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import Aggregated, Independent
-from mutua.methods.participant import work
 from mutua.models import Architecture
 from mutua.support.tensor_files import Tensors
 

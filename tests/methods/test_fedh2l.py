@@ -19,6 +19,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conftest import work
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
@@ -28,7 +29,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.federation.topology import Topology
 from mutua.methods import FedH2L
-from mutua.methods.participant import Participant, work
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.rounds.loop import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
@@ -758,7 +759,7 @@ def test_after_last_work_that_failed_signals_are_taken_for_the_round_in_which_th
     class Failing(FedH2L):
         def finish(self, client: Participant, brief: Message | None) -> None:
             super().finish(client, brief)
-            if (client.client.id, client.round) == ("b", 3):
+            if (client.id, client.round) == ("b", 3):
                 raise ValueError("no more")
 
     runs = []

@@ -15,6 +15,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conftest import work
 from mutua.data.partitions import IID
 from mutua.data.public import Public, carve
 from mutua.data.samples import Samples
@@ -24,7 +25,7 @@ from mutua.federation.message import Kind, Message, Part
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import FedMD
-from mutua.methods.participant import Participant, work
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.rounds.loop import Rejected, RoundStarted
 from mutua.runs.run import run as run_method

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
+from conftest import work
 from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
@@ -21,7 +22,8 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
 from mutua.methods import FML, FedAvg, Independent
-from mutua.methods.participant import Job, Participant, work
+from mutua.methods.base import Job
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.support.tensor_files import Tensors
 

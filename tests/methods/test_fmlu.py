@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load
 from scipy.special import softmax
 
+from conftest import work
 from mutua.errors import InputError, Refused
 from mutua.federation.federation import Federation
 from mutua.federation.message import Kind, Message, Part, number
@@ -21,7 +22,6 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.trainer import Batch
 from mutua.methods import DML, FML, FMLU, Method, of
-from mutua.methods.participant import work
 from mutua.rounds.loop import Rejected
 from mutua.support.tensor_files import Tensors
 

@@ -18,6 +18,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conftest import work
 from mutua import methods
 from mutua.data.public import Public
 from mutua.data.samples import Samples
@@ -26,11 +27,12 @@ from mutua.federation.federation import Client, Federation
 from mutua.federation.message import Kind, Message, count
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
+from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
 from mutua.methods import FedAvg, FedProx, FineTuned, MixtureOfExperts
 from mutua.methods.base import cross_entropy
 from mutua.methods.mixture import Mixture
-from mutua.methods.participant import EarlyStopping, Participant, work
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.rounds.loop import RoundStarted
 from mutua.seeds import private, torch_stream
@@ -520,7 +522,7 @@ class Counting(FedAvg):
     """Tells how many samples there are in all."""
 
     def reply(self, client: Participant, meme: nn.Module) -> Message:
-        return Message(**{**super().reply(client, meme), "samples": count(len(client.client.train))})
+        return Message(**{**super().reply(client, meme), "samples": count(len(client.train))})
 
 
 def test_the_comparison_finds_a_method_that_leaks(simulate: Simulate) -> None:

@@ -17,8 +17,9 @@ from mutua.data.samples import Samples
 from mutua.data.sources import load
 from mutua.errors import InputError
 from mutua.federation.module_pool import Modules
+from mutua.learning.early_stopping import EarlyStopping
 from mutua.methods import FML, Independent
-from mutua.methods.participant import EarlyStopping, Participant
+from mutua.methods.participant import Participant
 from mutua.runs import newcomer
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join

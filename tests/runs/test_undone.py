@@ -39,9 +39,9 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Poison:
             def call(self: FineTuned, client: Participant, brief: Message) -> Any:
                 done = real[verb](self, client, brief)
                 largest = max(float(array.abs().max()) for array in brief.arrays("global").values())
-                if verb in verbs and client.client.id != "c2" and largest > 0.6:
+                if verb in verbs and client.id != "c2" and largest > 0.6:
                     client.state["odd"] = {"": torch.tensor(float("nan"))}
-                if verb == "train" and (client.client.id, client.round) == ("c2", LAST):
+                if verb == "train" and (client.id, client.round) == ("c2", LAST):
                     return Message(
                         **{**done, "meme": weights({k: 12 * a for k, a in done.arrays("meme").items()})}
                     )

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from mutua.engines.faults import Faults, Kind
+from mutua.engines.protocol import TOO_LONG, Engine, Evaluation
+from mutua.engines.work import Briefs, Replies, Reply
 from mutua.errors import RunError
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, Part
 from mutua.federation.store import Store
-from mutua.methods.base import Method
-from mutua.methods.participant import Job, Participant, Reply
-from mutua.rounds.loop import TOO_LONG, Briefs, Engine, Evaluation, Replies
+from mutua.methods.base import Job, Method
+from mutua.methods.participant import Participant
 from mutua.support.tensor_files import Tensors
 
 
@@ -76,7 +77,7 @@ def _failing(method: Method, faults: Faults) -> Method:
 
     class Failing(type(method)):  # type: ignore[misc]
         def train(self, client: Participant, brief: Message | None) -> Message | None:
-            who = client.job.plan.seed, client.client.id, client.round
+            who = client.plan.seed, client.id, client.round
             time.sleep(min(faults.delay(*who), 1e9))  # the system knows no longer ones
             if "raise" in faults.spoils(*who):
                 raise RunError("it broke down, as it was told to")

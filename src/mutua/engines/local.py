@@ -13,6 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mutua.engines.protocol import Evaluation
+from mutua.engines.work import (
+    Assessment,
+    Briefs,
+    Committer,
+    Performed,
+    Replies,
+    Staged,
+    Verb,
+    assess,
+    perform,
+    work,
+)
 from mutua.engines.workers import TRIES, Task, Workers, can_fork, cores, given_up
 from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, RunError, short_of_memory
 from mutua.federation.federation import Federation
@@ -20,8 +33,7 @@ from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
 from mutua.learning.evaluation import batches, is_union, probabilities
-from mutua.methods.participant import Assessment, Job, Reply, Verb, assess, perform
-from mutua.rounds.loop import Briefs, Evaluation, Replies
+from mutua.methods.base import Job
 from mutua.support.profiling import Span, note
 from mutua.support.signals import whole
 from mutua.support.tensor_files import Tensors
@@ -126,26 +138,13 @@ class LocalEngine:
         torch.set_num_threads(self._threads)
 
     def _work(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
-        """The work as a transaction: what a client keeps and what it replies are committed together."""
-        replies: dict[str, Reply | Fault] = {}
-        given: dict[str, tuple[Any, ...]] = {}
-        for client, brief in briefs.items():
-            done = self.stores[client].committed(round)
-            if done is None:
-                given[client] = round, brief, self.stores[client].stage(round)
-            else:
-                replies[client] = Reply(done.reply, done.terms, 0.0)
+        """The work of these clients, in as many processes as there are."""
 
-        def commit(task: Task, found: tuple[State, Reply] | Fault) -> None:
-            if isinstance(found, Fault):
-                replies[task.client] = found
-                return
-            state, reply = found
-            replies[task.client] = reply
-            self.stores[task.client].commit(round, state, reply.message, reply.terms)
+        def performer(staged: Mapping[str, Staged], commit: Committer) -> None:
+            tasks = self._tasks(verb, {client: (round, *given) for client, given in staged.items()})
+            self._all(tasks, lambda task, found: commit(task.client, found))
 
-        self._all(self._tasks(verb, given), commit)
-        return {client: replies[client] for client in briefs}
+        return work(self.stores, round, briefs, performer)
 
     def _tasks(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[Task]:
         """One task per client, which is likely to cost what it cost last time, or what others like it did."""
@@ -207,9 +206,7 @@ class LocalEngine:
         except Fault as fault:
             return fault
 
-    def _perform(
-        self, verb: Verb, client: str, round: int, brief: Message | None, state: State
-    ) -> tuple[State, Reply]:
+    def _perform(self, verb: Verb, client: str, round: int, brief: Message | None, state: State) -> Performed:
         return perform(self.job, self.federation[client], copied(state), verb, round, brief, self.modules)
 
     def _assess(self, client: str, round: int, brief: Message | None, state: State) -> Assessment:

@@ -6,7 +6,7 @@ every number is None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray
+Metrics = Mapping[str, float | None]
+"""By name; None is what could not be measured."""
 
 ECE_BINS = 15
 SMALLEST = float(np.finfo(np.float32).tiny)

@@ -22,9 +22,10 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import State
 from mutua.federation.topology import Topology
 from mutua.learning import merging
+from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.methods.participant import EarlyStopping, Participant, initial_seed
+from mutua.methods.participant import Participant, initial_seed
 from mutua.models import Architecture, shared_names
 from mutua.support.configuration import Spec
 from mutua.support.explain import explain
@@ -185,10 +186,26 @@ class Method(Spec, ABC):
     def made_of(self, client: Participant) -> dict[str, Any]:
         """What `predictor` is, for a model's card: a name and width, or those of its parts."""
         own = "personal" in client.state
-        return (client.client.model if own else client.job.global_architecture).spec()
+        return (client.architecture if own else client.global_architecture).spec()
 
 
 name_freely(Method)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What everybody in a run knows: the method, the plan, the global's architecture and the public set."""
+
+    method: Method
+    plan: Plan
+    global_model: Architecture | None
+    public: Public | None = None
+
+    @property
+    def global_architecture(self) -> Architecture:
+        """The global's architecture, for methods that have one."""
+        assert self.global_model is not None, "Federation.check refuses a hub method without a global model"
+        return self.global_model
 
 
 class Hub(Method):
@@ -289,8 +306,8 @@ class Hub(Method):
 
 def can_stop_early(client: Participant, how: How) -> None:
     """Refuse a newcomer that has nothing to stop by."""
-    if not len(client.client.val):
-        raise InputError(f"client {client.client.id}: no validation samples; '{how}' stops early by them")
+    if not len(client.val):
+        raise InputError(f"client {client.id}: no validation samples; '{how}' stops early by them")
 
 
 def cross_entropy(models: Models, batch: Batch, hp: Numbers) -> Terms:

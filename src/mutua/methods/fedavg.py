@@ -17,10 +17,11 @@ from torch import nn
 from mutua.errors import Refused
 from mutua.federation.ledger import Shares
 from mutua.federation.message import Kind, Message, count
+from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Hub, Server, register
-from mutua.methods.participant import EarlyStopping, Participant
+from mutua.methods.participant import Participant
 
 
 @register
@@ -45,10 +46,10 @@ class FedAvg(Hub):
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """Fork, fit on what is opted in, send. A client that has opted out whole sends nothing."""
-        if not client.client.takes_part:
+        if not client.takes_part:
             return None
         models = self.models(client, brief)
-        client.fit(self.objective, models, samples=client.client.opted_in)
+        client.fit(self.objective, models, samples=client.opted_in)
         if self.serve == "local":
             client.keep("local", models["meme"])
         return self.reply(client, models["meme"])

@@ -139,7 +139,7 @@ class FedH2L(Method):
 
     def _local(self, client: Participant, trainer: Trainer) -> Tensor:
         """Local steps; g_loc is the sum of their gradients, each taken before its step (option: last − first)."""
-        samples = client.client.train
+        samples = client.train
         if self.local_data == "private+public":
             samples = together([samples, client.public.whole])
 
@@ -165,7 +165,7 @@ class FedH2L(Method):
         local = client.state["local gradient"][""].to(gradient.device)
         if self.projection != "none":
             gradient = (project if self.projection == "paper" else pcgrad)(gradient, local)
-        plan = client.job.plan
+        plan = client.plan
         lr = self.numbers(round, plan.rounds).lr_mutual
         trainer.apply(gradient, plan.optimizer.rate(round, plan.rounds) if lr is None else lr)
 
@@ -182,7 +182,7 @@ class FedH2L(Method):
         self, client: Participant, model: nn.Module, brief: Message, peer: str, batch: Samples
     ) -> Tensor:
         """Acc_j·KL(p_j ‖ p_i) + CE on the peer's public batch; without labels KL alone."""
-        device, said = client.modules.device, brief.arrays("public")[peer]
+        device, said = client.device, brief.arrays("public")[peer]
         if len(batch) == 1:  # seen twice: batch-norm has no variance of a single value, and means stay as they are
             batch, said = batch.take([0, 0]), said.expand(2, -1)
         logits = model(batch.preprocess(batch.x).to(device))
@@ -194,7 +194,7 @@ class FedH2L(Method):
 
     def _signal(self, client: Participant, model: nn.Module) -> Message:
         """What the stepped model says of its own public batch: all that leaves."""
-        batch = self._public_batch(client, client.client.id, client.round)
+        batch = self._public_batch(client, client.id, client.round)
         said = client.predict(model, batch)
         parts = {"public": Part(Kind.PROBABILITIES, {"": said})}
         if client.public.labelled:
@@ -203,5 +203,5 @@ class FedH2L(Method):
         return Message(**parts)
 
     def _public_batch(self, client: Participant, owner: str, round: int) -> Samples:
-        plan = client.job.plan
+        plan = client.plan
         return client.public.batch(owner, plan.batch_size, public(plan.seed), round)

@@ -83,7 +83,7 @@ class FedMD(Method):
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """Digest and revisit for the last round, score for this one."""
         self._learn(client, brief)
-        scores = outputs(client.model("personal"), self._subset(client, client.round), client.modules.device)
+        scores = outputs(client.model("personal"), self._subset(client, client.round), client.device)
         return Message(public=Part(Kind.SCORES, {"": scores}))
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
@@ -136,4 +136,4 @@ class FedMD(Method):
                 trainer.step(match, batch)
 
     def _subset(self, client: Participant, round: int) -> Samples:
-        return client.public.subset(self.subset, public(client.job.plan.seed), round)
+        return client.public.subset(self.subset, public(client.plan.seed), round)

@@ -34,8 +34,8 @@ class Mutual(Hub):
         client.initialise("personal", like="global" if self._as_global(client) else "own")
 
     def _as_global(self, client: Participant) -> bool:
-        shared = client.job.global_architecture
-        same = client.client.model == shared.model_copy(update={"share": client.client.model.share})
+        shared = client.global_architecture
+        same = client.architecture == shared.model_copy(update={"share": client.architecture.share})
         return self.init == "global" and same
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:

@@ -68,7 +68,7 @@ class FMLU(FML):
         reply = super().reply(client, meme)
         if not self.uncertain_merge:
             return reply
-        entropy = client.task.entropies(client.predict(meme, client.client.train)).mean()
+        entropy = client.task.entropies(client.predict(meme, client.train)).mean()
         return Message(**reply, meme_entropy=number(Kind.ENTROPY, float(entropy)))
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:

@@ -11,9 +11,10 @@ from mutua.data.samples import Samples, together
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
+from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Method, register
-from mutua.methods.participant import EarlyStopping, Participant
+from mutua.methods.participant import Participant
 
 
 @register
@@ -55,7 +56,7 @@ class Independent(Method):
 
     def samples(self, client: Participant) -> Samples:
         """What it learns from."""
-        return client.client.train
+        return client.train
 
     def finish(self, client: Participant, brief: Message | None) -> None:
         """With `patience`, all of the training."""
@@ -99,4 +100,4 @@ class Aggregated(Independent):
 
     def samples(self, client: Participant) -> Samples:
         """Private and public samples together."""
-        return together([client.client.train, client.public.whole])
+        return together([client.train, client.public.whole])

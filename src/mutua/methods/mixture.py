@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mutua.federation.message import Message
+from mutua.learning.early_stopping import EarlyStopping
 from mutua.methods.base import cross_entropy, register
 from mutua.methods.fedavg import FedAvg
-from mutua.methods.participant import EarlyStopping, Participant
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 
 
@@ -87,10 +88,10 @@ class MixtureOfExperts(FedAvg):
         """Both experts, the gate and the way they are mixed."""
         if "gate" not in client.state:
             return super().made_of(client)
-        shared = client.job.global_architecture
-        parts = {"expert": shared, "personal": client.client.model, "gate": self.gate or shared}
+        shared = client.global_architecture
+        parts = {"expert": shared, "personal": client.architecture, "gate": self.gate or shared}
         return {"name": self.name, "mix": self.mix} | {part: model.spec() for part, model in parts.items()}
 
     def _mixture(self, client: Participant) -> Mixture:
-        gate = client.scorer("gate", self.gate or client.job.global_architecture)
+        gate = client.scorer("gate", self.gate or client.global_architecture)
         return Mixture(client.model("expert"), client.model("personal"), gate, self.mix, self.freeze_experts)

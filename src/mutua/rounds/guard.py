@@ -18,8 +18,7 @@ from mutua.errors import Diverged, Fault, RunError
 from mutua.federation.message import Message
 from mutua.federation.store import State, copied, not_finite
 from mutua.learning.merging import COMPARABLE
-from mutua.methods.base import Server
-from mutua.methods.participant import Job
+from mutua.methods.base import Job, Server
 
 LARGE, HUGE = 10.0, 1000.0
 """A reply, its real numbers as one vector, is suspect or refused if it is so many times as long as the median's.

@@ -9,11 +9,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from mutua.federation.plan import Selection
+from mutua.learning.metrics import Metrics
 from mutua.support.row_log import Log
 from mutua.support.text import some
 
 Key = tuple[str, str, str, str]
-Metrics = Mapping[str, float | None]
 EVERY_ROUND = ("accuracy", "loss", "opted_in", "wdp", "cdp", "acc")
 
 

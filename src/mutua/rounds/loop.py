@@ -1,4 +1,4 @@
-"""The round loop: brief, train, merge, evaluate; and the protocol that engines speak.
+"""The round loop: brief, train, merge, evaluate.
 
 Everything that is not the algorithm (progress, files, pages) listens to the loop's events.
 """
@@ -8,72 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
 
+from mutua.engines.protocol import TOO_LONG, Engine, Evaluation
+from mutua.engines.work import Briefs, Replies, Reply
 from mutua.errors import Fault, Refused, RunError, line
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Entry, Ledger, may_leave
 from mutua.federation.message import Message
 from mutua.federation.store import State, Store
 from mutua.federation.topology import Topology
-from mutua.methods.base import Server
-from mutua.methods.participant import Job, Reply
+from mutua.methods.base import Job, Server
 from mutua.rounds.guard import Merger, NotFinite, can_be_undone, finished, unfinished
-from mutua.rounds.history import History, Metrics, Row
+from mutua.rounds.history import History, Row
 from mutua.rounds.participation import Outcome, Participation, Turn
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
 from mutua.support.signals import breakable, end, whole
-from mutua.support.tensor_files import Tensors
 from mutua.support.text import several
 
-Briefs = Mapping[str, Message | None]
-Replies = Mapping[str, Reply | Fault]
-Verb = Callable[[int, Briefs], Replies]
-"""By client id, what came of its work; a missing client sent nothing."""
+Exchange = Callable[[int, Briefs], Replies]
 
-TOO_LONG = 10
-"""A reply is refused unseen if it is so many times as long as the method says a reply is."""
 TOLD = 10
 """So many refusals stand in the error that a run stops with."""
 LIMIT = 4 * 2**30
 """Where the method does not say, no reply may be longer, in bytes."""
-
-
-class Evaluation(NamedTuple):
-    """The global on the common test set, if it was asked for; by client, then by (model, split), the clients'."""
-
-    shared: Metrics | None
-    clients: Mapping[str, Mapping[tuple[str, str], Metrics] | Fault]
-
-
-class Engine(Protocol):
-    """Where clients run. An engine moves messages and runs the clients' side of a method."""
-
-    @property
-    def stores(self) -> Mapping[str, Store]:
-        """What each client keeps: in a simulation the observer may look."""
-
-    def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
-        """Take the job and make ready; `stores` are what clients kept when the run was stopped."""
-
-    def start(self) -> None:
-        """Every client's `start`."""
-
-    def train(self, round: int, briefs: Briefs) -> Replies:
-        """Send the briefs, let these clients train, gather what comes of it."""
-
-    def finish(self, round: int, briefs: Briefs) -> Replies:
-        """Every client's `finish`."""
-
-    def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
-        """The clients' predictors and the global on their own data; a complete `shared` on the common test set."""
-
-    def mishaps(self) -> Sequence[tuple[str, str]]:
-        """By client, what the machine failed in and did again since it was last asked."""
-
-    def close(self) -> None:
-        """Give back what the engine holds."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -363,7 +321,9 @@ class Rounds:
         for client in (client for client in accepted if client not in left_out):
             self.participation.add(round, client, "merged")
 
-    def _ask(self, round: int, clients: Sequence[str], verb: Verb) -> tuple[Briefs, Replies]:
+    def _ask(
+        self, round: int, clients: Sequence[str], verb: Callable[[int, Briefs], Replies]
+    ) -> tuple[Briefs, Replies]:
         """Send the briefs and gather what comes; once more, where a bad reply had spoilt the briefs."""
         briefs = self._briefs(round, clients)
         for client, brief in briefs.items():

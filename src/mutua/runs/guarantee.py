@@ -17,8 +17,7 @@ from mutua.federation.message import Kind
 from mutua.federation.plan import Plan
 from mutua.federation.privacy import Privacy
 from mutua.learning.private_training import sampling_rate, steps_an_epoch
-from mutua.methods.base import Method
-from mutua.methods.participant import Job
+from mutua.methods.base import Job, Method
 from mutua.rounds.participation import Participation
 
 # How a method stops sending what would be neither noised nor counted.

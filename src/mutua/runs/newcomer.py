@@ -18,10 +18,11 @@ from mutua.federation.federation import Client, Federation
 from mutua.federation.message import Message, weights
 from mutua.federation.module_pool import Modules, one_thread
 from mutua.federation.plan import Plan
+from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
 from mutua.methods import Independent
-from mutua.methods.base import How
-from mutua.methods.participant import EarlyStopping, Job, Participant
+from mutua.methods.base import How, Job
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.runs.folder import RunFolder, filling
 from mutua.runs.result import expect

@@ -24,7 +24,8 @@ from mutua.federation.store import State
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
-from mutua.methods.participant import Job, Participant
+from mutua.methods.base import Job
+from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.rounds.history import History
 from mutua.rounds.participation import Attendance, Participation, left_out

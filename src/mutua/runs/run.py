@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from mutua.engines.faults import Faults
+from mutua.engines.protocol import Engine
 from mutua.errors import InputError, LeftOut, line, suggest
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.federation.store import Store
-from mutua.methods.base import Method
+from mutua.methods.base import Job, Method
 from mutua.methods.base import of as method_of
-from mutua.methods.participant import Job
-from mutua.rounds.loop import Callback, Engine, Rounds, Standing
+from mutua.rounds.loop import Callback, Rounds, Standing
 from mutua.runs.preparation import affordable, lengthened, prepared
 from mutua.runs.result import ClientResult, Result
 from mutua.support.configuration import whole_number
