@@ -17,19 +17,15 @@ import yaml
 from hypothesis import HealthCheck, settings
 from torch import nn
 
-from mutua.data.samples import Samples
+from mutua import Architecture, Client, Federation, Message, Plan, Samples
 from mutua.engines.local import LocalEngine
 from mutua.engines.work import Briefs, Committer, Replies, Reply, Staged, Verb, perform
 from mutua.engines.work import work as transaction
 from mutua.errors import Fault
-from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
-from mutua.federation.plan import Plan
 from mutua.federation.store import State, Store
 from mutua.methods import Method
 from mutua.methods.base import Job
-from mutua.models import Architecture
 from mutua.rounds.loop import Event, Rounds
 from mutua.seeds import torch_stream
 from mutua.support.tensor_files import Tensors
@@ -307,7 +303,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
     known: dict[str, tuple[Path, Any]] = {}
 
     def make(method: Any = "fml", **changes: Any) -> tuple[Path, Any]:
-        from mutua.recipe.recipe import Recipe
+        from mutua import Recipe
         from mutua.runs.execute import execute
         from mutua.runs.folder import RunFolder
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mutua.federation.federation import Federation
-from mutua.recipe.recipe import Recipe
+from mutua import Federation, Recipe
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

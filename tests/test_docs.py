@@ -20,13 +20,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
+from mutua import InputError, Recipe
 from mutua.cli.commands import app
 from mutua.data import sources
-from mutua.errors import InputError, LeftOut
+from mutua.errors import LeftOut
 from mutua.learning.schedules import Cosine, Linear, Listed
 from mutua.methods import FML, base
 from mutua.models import registry
-from mutua.recipe.recipe import Recipe
 from mutua.rounds import loop
 from mutua.studies.measures import ABOUT
 

@@ -29,13 +29,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mutua.errors import InputError, MutuaError, Refused
+from mutua import InputError, Kind, Message, MutuaError, Recipe, Refused
 from mutua.federation import ledger
-from mutua.federation.message import Kind, Message, Part, count, number, weights
+from mutua.federation.message import Part, count, number, weights
 from mutua.learning import merging
 from mutua.methods import FedAvg
 from mutua.models import architecture
-from mutua.recipe.recipe import Recipe
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged, encode
 from mutua.runs.folder import RunFolder

@@ -14,11 +14,9 @@ import yaml
 from torch.utils.data import Dataset, TensorDataset
 
 import mutua
-from mutua import InputError
+from mutua import Faults, InputError, Recipe
 from mutua.data import formats
-from mutua.engines.faults import Faults
 from mutua.models.architecture import Architecture
-from mutua.recipe.recipe import Recipe
 from mutua.reports import reading, writing
 from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report

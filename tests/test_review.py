@@ -13,20 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from mutua import partitions
+from mutua import Adam, Federation, InputError, Kind, Message, Plan, Recipe, Refused, Samples, partitions, run
 from mutua.data.public import Public
-from mutua.data.samples import Samples
-from mutua.errors import InputError, Refused
-from mutua.federation.federation import Federation
 from mutua.federation.ledger import may_leave
-from mutua.federation.message import Kind, Message, Part, weights
-from mutua.federation.plan import Plan
+from mutua.federation.message import Part, weights
 from mutua.federation.topology import Topology
-from mutua.learning.optimizers import Adam
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, Independent, MixtureOfExperts
 from mutua.models import shared_names
-from mutua.recipe.recipe import Recipe
-from mutua.runs.run import run
 
 Simulate = Callable[..., Any]
 Federate = Callable[..., Federation]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutua.federation.federation import Federation
+from mutua import Federation
 from mutua.methods import FML
 from mutua.seeds import derive, numpy_stream, private, public, torch_stream
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from killing import begin, forked, left, onward, waited
+from mutua import Recipe
 from mutua.engines.workers import can_fork
-from mutua.recipe.recipe import Recipe
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="ends processes that it forks")]
 

@@ -32,10 +32,9 @@ from killing import (
     shot,
     waited,
 )
+from mutua import Federation, Recipe
 from mutua.engines.workers import can_fork
-from mutua.federation.federation import Federation
 from mutua.methods import base
-from mutua.recipe.recipe import Recipe
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="kills processes that it forks")]
 

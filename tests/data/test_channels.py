@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 import mutua
+from mutua import InputError, Samples
 from mutua.data.partitions import IID
-from mutua.data.samples import Samples, layout_of
-from mutua.errors import InputError
+from mutua.data.samples import layout_of
 from mutua.runs.preparation import prepared
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mutua import InputError, RunError
 from mutua.data import download, sources
 from mutua.data.download import File, get
-from mutua.errors import InputError, RunError
 
 BODY = np.random.default_rng(5).bytes(300_000)
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from mutua import InputError
 from mutua.data import formats
-from mutua.errors import InputError
 
 
 @pytest.fixture

@@ -11,13 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mutua import InputError, Recipe, Samples, load, run
 from mutua.data import formats
-from mutua.data.samples import Samples
-from mutua.data.sources import load
-from mutua.errors import InputError
 from mutua.methods import Aggregated
-from mutua.recipe.recipe import Recipe
-from mutua.runs.run import run
 
 DOMAINS, CLASSES = ("art_painting", "sketch"), ("dog", "giraffe", "house")
 EACH = 20  # images of a class in a domain; of every ten the last is for validation

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
+from mutua import InputError, Samples, Split
 from mutua.data.partitions import (
     IID,
     Deal,
@@ -23,9 +24,7 @@ from mutua.data.partitions import (
     Shards,
     apportion,
 )
-from mutua.data.samples import Samples
-from mutua.data.splits import Split, split_and_deal
-from mutua.errors import InputError
+from mutua.data.splits import split_and_deal
 
 quick = settings(max_examples=60, deadline=5000)
 

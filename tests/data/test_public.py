@@ -11,11 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mutua import Architecture, Client, Federation, InputError, Samples
 from mutua.data.public import Public, carve
-from mutua.data.samples import Samples
-from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation
-from mutua.models import Architecture
 from mutua.seeds import public
 
 

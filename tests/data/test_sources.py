@@ -8,10 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from mutua import InputError, Preprocess, load
 from mutua.data import sources
-from mutua.data.samples import Preprocess
-from mutua.data.sources import load
-from mutua.errors import InputError
 
 
 @pytest.fixture(autouse=True)

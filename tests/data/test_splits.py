@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mutua import InputError, Samples, Split
 from mutua.data.partitions import IID, Dirichlet, Domains, LogNormal, Majority, Rotated, Shards
-from mutua.data.samples import Samples
-from mutua.data.splits import Dealt, Split, draw, like, split_and_deal, stratified
+from mutua.data.splits import Dealt, draw, like, split_and_deal, stratified
 from mutua.data.transforms import rotate
-from mutua.errors import InputError
 
 quick = settings(max_examples=80, deadline=5000)
 class_counts = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)

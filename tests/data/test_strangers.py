@@ -18,12 +18,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mutua import InputError, Recipe, Samples, load
 from mutua.data import formats
-from mutua.data.samples import Samples
-from mutua.data.sources import load
-from mutua.errors import InputError
 from mutua.federation.topology import Topology
-from mutua.recipe.recipe import Recipe
 from mutua.support import safe_reading
 
 GIB = 2**30

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import ndimage
 
+from mutua import InputError
 from mutua.data.transforms import augment, rotate
-from mutua.errors import InputError
 
 
 def images(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:

@@ -14,13 +14,12 @@ import torch
 
 import mutua
 from conftest import work
+from mutua import Federation, InputError, Message, Plan, RunError
 from mutua.engines.local import LocalEngine, device
 from mutua.engines.workers import Workers
-from mutua.errors import Fault, InputError, RunError
-from mutua.federation.federation import Federation
-from mutua.federation.message import Message, weights
+from mutua.errors import Fault
+from mutua.federation.message import weights
 from mutua.federation.module_pool import Modules
-from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.learning.optimizers import Stepper
 from mutua.methods import FML, FedAvg, FineTuned

@@ -20,15 +20,14 @@ import pytest
 import torch
 
 import mutua
+from mutua import Federation, InputError, Result, RunError
 from mutua.data.samples import together
 from mutua.engines.local import LocalEngine
 from mutua.engines.workers import Task, Workers, _Turn, cores
-from mutua.errors import Fault, InputError, MachineFault, RunError
-from mutua.federation.federation import Federation
+from mutua.errors import Fault, MachineFault
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
 from mutua.models import convolution
-from mutua.runs.result import Result
 from mutua.support.profiling import Span
 from mutua.support.shared_memory import Parcel
 

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mutua
-from mutua.errors import InputError
-from mutua.federation.message import Message, weights
+from mutua import InputError, Message, Recipe
+from mutua.federation.message import weights
 from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, too_long, update_norms
 from mutua.methods import FML, FedAvg
 from mutua.methods.base import of, spec
-from mutua.recipe.recipe import Recipe
 from mutua.reports.console import options
 from mutua.rounds.loop import Rejected
 from mutua.support.tensor_files import Tensors

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import mutua
-from mutua.errors import InputError
+from mutua import SGD, Adam, Architecture, InputError
 from mutua.federation.module_pool import Modules
 from mutua.learning.layout import channels_last, lay_channels_last
-from mutua.learning.optimizers import SGD, Adam, restore, state_of
-from mutua.models import Architecture
+from mutua.learning.optimizers import restore, state_of
 
 IMAGES = torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(40) % 3

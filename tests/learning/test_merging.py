@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mutua.errors import Refused
+from mutua import Refused
 from mutua.learning.merging import fits, mean
 
 

@@ -14,8 +14,8 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from mutua.federation.federation import Federation
-from mutua.learning.optimizers import SGD, Adam, Optimizer, Stepper, restore, state_of
+from mutua import SGD, Adam, Federation
+from mutua.learning.optimizers import Optimizer, Stepper, restore, state_of
 from mutua.methods import FML
 
 OPTIMIZERS: list[SGD | Adam] = [

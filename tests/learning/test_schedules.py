@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from mutua.errors import InputError
+from mutua import InputError
 from mutua.learning.schedules import (
     NAMED,
     Cosine,

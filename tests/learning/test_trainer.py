@@ -15,12 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mutua.data.samples import Preprocess, Samples
-from mutua.errors import InputError
-from mutua.federation.federation import Federation
-from mutua.federation.message import Message, weights
-from mutua.learning.optimizers import SGD, Adam
-from mutua.learning.task import Task
+from mutua import SGD, Adam, Federation, InputError, Message, Preprocess, Samples, Task
+from mutua.federation.message import weights
 from mutua.learning.trainer import Batch, Loader, Numbers, Trainer, own_streams
 from mutua.methods import FedAvg
 from mutua.methods.participant import Participant

@@ -11,14 +11,11 @@ import pytest
 import torch
 
 from conftest import work
+from mutua import Architecture, Client, Federation, InputError, Samples
 from mutua.data.public import Public, carve
-from mutua.data.samples import Samples
-from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import Aggregated, Independent
-from mutua.models import Architecture
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 import mutua
-from mutua.errors import InputError, RunError
-from mutua.federation.federation import Federation
+from mutua import Federation, InputError, RunError
 from mutua.methods import FML
 from mutua.rounds.loop import Rejected
 

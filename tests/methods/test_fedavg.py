@@ -13,16 +13,12 @@ import pytest
 import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
-from mutua.data.samples import Samples
-from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Kind, Message, Part, count
+from mutua import SGD, Architecture, Client, Federation, InputError, Kind, Message, Samples
+from mutua.federation.message import Part, count
 from mutua.federation.module_pool import Modules
 from mutua.learning.evaluation import measure
-from mutua.learning.optimizers import SGD
 from mutua.methods import FedAvg, FedProx, FineTuned, participant
 from mutua.methods.participant import Participant
-from mutua.models import Architecture
 from mutua.rounds.loop import Rejected
 from mutua.support.tensor_files import Tensors
 

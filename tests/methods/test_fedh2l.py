@@ -20,17 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import work
+from mutua import Architecture, Client, Federation, InputError, Kind, Message, Refused, Samples
 from mutua.data.public import Public, carve
-from mutua.data.samples import Samples
-from mutua.errors import InputError, Refused
-from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Kind, Message, Part, number
+from mutua.federation.message import Part, number
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.federation.topology import Topology
 from mutua.methods import FedH2L
 from mutua.methods.participant import Participant
-from mutua.models import Architecture
 from mutua.rounds.loop import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 from mutua.support.tensor_files import Tensors

@@ -16,19 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import work
+from mutua import Architecture, Federation, InputError, Kind, Message, Samples
+from mutua import run as run_method
 from mutua.data.partitions import IID
 from mutua.data.public import Public, carve
-from mutua.data.samples import Samples
-from mutua.errors import InputError
-from mutua.federation.federation import Federation
-from mutua.federation.message import Kind, Message, Part
+from mutua.federation.message import Part
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import FedMD
 from mutua.methods.participant import Participant
-from mutua.models import Architecture
 from mutua.rounds.loop import Rejected, RoundStarted
-from mutua.runs.run import run as run_method
 from mutua.seeds import private, public, torch_stream
 from mutua.support.tensor_files import Tensors
 

@@ -13,18 +13,14 @@ import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
 from conftest import work
-from mutua.data.samples import Samples
-from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Message, weights
+from mutua import Architecture, Client, Federation, InputError, Message, Plan, Samples
+from mutua.federation.message import weights
 from mutua.federation.module_pool import Modules
-from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
 from mutua.methods import FML, FedAvg, Independent
 from mutua.methods.base import Job
 from mutua.methods.participant import Participant
-from mutua.models import Architecture
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

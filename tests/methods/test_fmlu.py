@@ -15,9 +15,8 @@ from safetensors.torch import load
 from scipy.special import softmax
 
 from conftest import work
-from mutua.errors import InputError, Refused
-from mutua.federation.federation import Federation
-from mutua.federation.message import Kind, Message, Part, number
+from mutua import Federation, InputError, Kind, Message, Refused
+from mutua.federation.message import Part, number
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.trainer import Batch

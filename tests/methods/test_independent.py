@@ -12,14 +12,13 @@ import pytest
 import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
+from mutua import Client, Federation, InputError, run
 from mutua.data.public import Public
-from mutua.errors import InputError, LeftOut
-from mutua.federation.federation import Client, Federation
+from mutua.errors import LeftOut
 from mutua.federation.module_pool import Modules
 from mutua.learning.trainer import Trainer
 from mutua.methods import Centralised, FedAvg, Independent
 from mutua.methods.participant import Participant
-from mutua.runs.run import run
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import work
-from mutua import methods
+from mutua import Architecture, Client, Federation, InputError, Kind, Message, Samples, methods
 from mutua.data.public import Public
-from mutua.data.samples import Samples
-from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation
-from mutua.federation.message import Kind, Message, count
+from mutua.federation.message import count
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.early_stopping import EarlyStopping
@@ -33,7 +30,6 @@ from mutua.methods import FedAvg, FedProx, FineTuned, MixtureOfExperts
 from mutua.methods.base import cross_entropy
 from mutua.methods.mixture import Mixture
 from mutua.methods.participant import Participant
-from mutua.models import Architecture
 from mutua.rounds.loop import RoundStarted
 from mutua.seeds import private, torch_stream
 from mutua.support.tensor_files import Tensors

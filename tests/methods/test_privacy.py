@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from mutua.data.samples import Samples
-from mutua.federation.federation import Federation
-from mutua.federation.message import Kind
+from mutua import Federation, Kind, Samples
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
 
 Federate = Callable[..., Federation]

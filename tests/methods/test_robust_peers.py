@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from mutua import Federation, Kind, Message
 from mutua.data.public import Public, carve
-from mutua.federation.federation import Federation
-from mutua.federation.message import Kind, Message, Part
+from mutua.federation.message import Part
 from mutua.methods import FedH2L, FedMD
 from mutua.seeds import public
 

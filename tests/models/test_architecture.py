@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from mutua.errors import InputError
-from mutua.models import Architecture, describe, names, register
+from mutua import Architecture, InputError
+from mutua.models import describe, names, register
 from mutua.models.registry import _factories
 
 SHAPE = {"channels": 1, "size": 8, "classes": 3}

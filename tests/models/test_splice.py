@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mutua.errors import InputError
-from mutua.models import Architecture, head_of, shared_names
+from mutua import Architecture, InputError
+from mutua.models import head_of, shared_names
 
 
 class Headed(nn.Module):

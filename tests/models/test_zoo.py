@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mutua.errors import InputError
-from mutua.models import Architecture, describe, head_of, names, shared_names
+from mutua import Architecture, InputError
+from mutua.models import describe, head_of, names, shared_names
 from mutua.models.mobile import _interleave
 from mutua.models.parts import ConvPool
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from mutua.errors import InputError
+from mutua import InputError
 from mutua.methods import base
 from mutua.reports.figures import (
     COLOURS,

@@ -11,9 +11,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from mutua.data.samples import Samples
-from mutua.federation.federation import Client, Federation
-from mutua.models import Architecture
+from mutua import Architecture, Client, Federation, Samples
 from mutua.reports import console
 from mutua.reports.labels import LabelCounts, counts_by_client, show_counts
 

@@ -22,9 +22,8 @@ import yaml
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
+from mutua import InputError, Recipe
 from mutua.cli.commands import app
-from mutua.errors import InputError
-from mutua.recipe.recipe import Recipe
 from mutua.reports import console, pictures, samples
 from mutua.reports.figures import COLOURS
 from mutua.reports.page import html

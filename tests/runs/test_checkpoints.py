@@ -21,10 +21,9 @@ from safetensors import safe_open
 from safetensors.torch import _TYPES as TYPES_OF_SAFETENSORS
 from safetensors.torch import load, load_file, save
 
-from mutua.errors import RunError
-from mutua.federation.message import Kind, Message, Part, count, number, weights
+from mutua import Kind, Message, Recipe, RunError
+from mutua.federation.message import Part, count, number, weights
 from mutua.federation.store import Commit, State, Store
-from mutua.recipe.recipe import Recipe
 from mutua.recipe.sections import Checkpoints as Settings
 from mutua.rounds.loop import Standing
 from mutua.runs import checkpoints

@@ -18,9 +18,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import mutua
-from mutua.errors import InputError, RunError
+from mutua import InputError, Recipe, RunError
 from mutua.methods import base
-from mutua.recipe.recipe import Recipe
 from mutua.runs import folder
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder, dated, filling, new_folder

@@ -15,8 +15,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from mutua import Recipe
 from mutua.federation.store import Store
-from mutua.recipe.recipe import Recipe
 from mutua.rounds.progress import Hashing
 from mutua.runs import inputs
 from mutua.runs.checkpoints import Checkpoints, _sum

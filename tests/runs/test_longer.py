@@ -15,10 +15,9 @@ import torch
 import yaml
 
 import mutua
-from mutua.errors import InputError, RunError
+from mutua import InputError, Recipe, RunError
 from mutua.federation.store import Store
 from mutua.methods import base
-from mutua.recipe.recipe import Recipe
 from mutua.runs.checkpoints import Checkpoints
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder

@@ -13,9 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mutua.data.samples import Samples
-from mutua.data.sources import load
-from mutua.errors import InputError
+from mutua import InputError, Samples, load
 from mutua.federation.module_pool import Modules
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.methods import FML, Independent

@@ -20,9 +20,8 @@ from typing import Any
 import pytest
 
 from killing import PAPERS, Moments, begin, counting, go_on, kill_and_go_on, killed, left, recipe_of
+from mutua import Federation, InputError, RunError
 from mutua.engines.workers import Workers
-from mutua.errors import InputError, RunError
-from mutua.federation.federation import Federation
 from mutua.federation.store import Store
 from mutua.methods import base
 from mutua.rounds.history import Row

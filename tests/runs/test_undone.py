@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from killing import begin, forked, go_on, left, recipe_of, waited
+from mutua import Message, Recipe, RunError
 from mutua.engines.workers import can_fork
-from mutua.errors import RunError
-from mutua.federation.message import Message, weights
+from mutua.federation.message import weights
 from mutua.federation.store import Store
 from mutua.methods import FineTuned
 from mutua.methods.participant import Participant
-from mutua.recipe.recipe import Recipe
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 

@@ -1,0 +1,176 @@
+"""Messages as bytes: their length from shapes alone, there and back to the bit, and nothing else is let in."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mutua import Kind, Message, Refused
+from mutua.federation.message import Part, count, weights
+from mutua.seeds import torch_stream
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def array(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> Tensor:
+    bits = torch.randint(0, 100, shape, generator=torch_stream(seed, "array"))
+    return bits.to(dtype)
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+arrays = st.builds(array, st.sampled_from(DTYPES), shapes, st.integers(0, 9))
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)  # lone surrogates are no text
+part_names = text.filter(lambda name: "/" not in name) | st.sampled_from(["self", "parts", "kind"])
+parts = st.builds(Part, st.sampled_from(list(Kind)), st.dictionaries(text, arrays, min_size=1, max_size=5))
+messages = st.dictionaries(part_names, parts, max_size=3).map(lambda parts: Message(**parts))
+
+
+def content(message: Message) -> dict[str, Any]:
+    """Everything a message says: part → kind and arrays to the bit."""
+    return {
+        name: (part.kind, {k: (a.dtype, a.shape, a.tolist()) for k, a in part.arrays.items()})
+        for name, part in message.items()
+    }
+
+
+@given(messages)
+def test_the_length_from_shapes_is_the_length_of_the_bytes(message: Message) -> None:
+    assert message.nbytes == len(message.encode())
+
+
+@given(messages)
+def test_decoding_gives_back_all_that_was_encoded(message: Message) -> None:
+    back = Message.decode(message.encode())
+    assert content(back) == content(message)
+    assert back == message
+
+
+@given(messages, messages)
+def test_messages_are_equal_when_all_they_say_is(one: Message, other: Message) -> None:
+    assert (one == other) == (content(one) == content(other))
+
+
+def test_part_sizes_by_hand() -> None:
+    part = weights({"w": torch.zeros(3, 4), "b": torch.zeros(4, dtype=torch.float64), "n": torch.tensor(7)})
+    assert part.kind is Kind.WEIGHTS
+    assert part.values == 12 + 4 + 1
+    assert part.nbytes == 12 * 4 + 4 * 8 + 8
+    message = Message(meme=part, samples=count(31))
+    assert message.nbytes - message.envelope == part.nbytes + 8
+    assert message.number("samples") == 31
+    assert message.arrays("meme")["w"].shape == (3, 4)
+
+
+def test_the_bytes_are_safetensors_that_anybody_can_read() -> None:
+    from safetensors.torch import load
+
+    found = load(Message(meme=weights({"fc.weight": torch.arange(3.0)}), samples=count(5)).encode())
+    assert found["weights/meme/fc.weight"].tolist() == [0.0, 1.0, 2.0]
+    assert found["count/samples/"].item() == 5
+    assert len(found) == 2
+
+
+def test_the_bytes_do_not_depend_on_the_order_of_names_or_on_memory() -> None:
+    w, b = torch.arange(6.0).view(2, 3), torch.ones(2)
+    one = Message(meme=weights({"w": w, "b": b}), samples=count(2))
+    other = Message(samples=count(2), meme=weights({"b": b, "w": w.t().contiguous().t()}))
+    assert one.encode() == other.encode()
+
+
+def test_tied_and_gradient_carrying_and_channels_last_arrays_encode() -> None:
+    tied = torch.nn.Parameter(torch.randn(2, 3, 4, 4))
+    message = Message(
+        meme=weights({"a": tied, "b": tied, "c": tied.detach().to(memory_format=torch.channels_last)})
+    )
+    back = Message.decode(message.encode()).arrays("meme")
+    assert message.nbytes == len(message.encode())
+    assert all(torch.equal(back[name], tied) for name in "abc")
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_and_nothing_else_is_raised(data: bytes) -> None:
+    with pytest.raises(Refused, match="not a message"):
+        Message.decode(data)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_message_is_read_or_refused(data: st.DataObject) -> None:
+    good = Message(meme=weights({"w": torch.ones(3), "n": torch.tensor(2)}), samples=count(4)).encode()
+    spot = data.draw(st.integers(0, len(good) - 1))
+    damaged = good[:spot] + data.draw(st.binary(max_size=3)) + good[spot + data.draw(st.integers(0, 3)) :]
+    try:
+        found = Message.decode(damaged)
+    except Refused:
+        return
+    assert found.nbytes == len(found.encode())
+
+
+def file(header: dict[str, Any], body: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def entry(dtype: str, nbytes: int, shape: list[int]) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, nbytes]}
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "why"),
+    [
+        ({"secret/meme/w": entry("F32", 4, [1])}, b"0000", "'secret/meme/w' has no known kind"),
+        ({"weights": entry("F32", 4, [1])}, b"0000", "'weights' has no known kind"),
+        ({"weights/meme": entry("F32", 4, [1])}, b"0000", "'weights/meme' has no known kind"),
+        ({"WEIGHTS/meme/w": entry("F32", 4, [1])}, b"0000", "no known kind"),
+        ({"weights/meme/w": entry("F8_E4M3", 4, [4])}, b"0000", "not a message"),
+        ({"weights/meme/w": entry("C64", 8, [1])}, b"00000000", "not a message"),
+        ({"weights/meme/w": entry("U64", 8, [1])}, b"00000000", "not a message"),
+        ({"weights/meme/w": entry("F32", 8, [1])}, b"00000000", "not a message"),
+        ({"weights/meme/w": entry("F32", 4, [2**62])}, b"0000", "not a message"),
+    ],
+)
+def test_what_is_no_message_is_refused_with_the_reason(header: dict[str, Any], body: bytes, why: str) -> None:
+    with pytest.raises(Refused, match="not a message") as refused:
+        Message.decode(file(header, body))
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_part_cannot_have_two_kinds() -> None:
+    header = {"count/a/x": entry("U8", 1, [1]), "weights/a/y": entry("U8", 1, [1]) | {"data_offsets": [1, 2]}}
+    with pytest.raises(Refused, match="'a' has two kinds"):
+        Message.decode(file(header, b"01"))
+
+
+def test_a_pickle_is_not_opened() -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pytest.fail, ("a pickle was opened",)
+
+    with pytest.raises(Refused):
+        Message.decode(pickle.dumps(Bomb()))
+
+
+@pytest.mark.parametrize("arrays", [{}, {"x": torch.tensor(1)}, {"": torch.tensor([1, 2])}, {"": torch.ones(1)}])
+def test_what_is_not_one_number_is_not_read_as_one(arrays: dict[str, Tensor]) -> None:
+    with pytest.raises(Refused, match="'samples'"):
+        Message(samples=Part(Kind.COUNT, arrays)).number("samples")

@@ -1,0 +1,312 @@
+"""In Python from arrays to a report: public sets, saving and opening, comparing, tables for pandas."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mutua
+from mutua import Federation, InputError, Recipe
+from mutua.errors import LeftOut
+from mutua.methods import FML, FedAvg, FedMD, Independent
+
+Federate = Callable[..., Federation]
+X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+Y = np.arange(60) % 3
+SMALL = {"name": "mlp", "width": 0.05}
+
+
+def federation(seed: int = 0, **more: Any) -> Federation:
+    given = {"partition": mutua.partitions.IID(clients=3), "models": SMALL, "global_model": SMALL, "seed": seed}
+    return Federation.from_arrays(X, Y, **{**given, **more})
+
+
+def quick(method: Any, made: Federation, **more: Any) -> mutua.Result:
+    return mutua.run(method, made, progress=False, workers=1, **{"rounds": 1, "batch_size": 8, **more})
+
+
+# Public sets
+
+
+def test_a_public_share_is_what_a_recipe_makes_of_it(tiny: dict[str, Any]) -> None:
+    recipe = Recipe.of({**tiny, "public": {"share": 0.2}, "seed": 3})
+    own = Federation.from_samples(
+        mutua.load("mnist5k").train,
+        partition=mutua.partitions.IID(clients=2),
+        models=tiny["models"]["global"],
+        samples_per_client=20,
+        seed=3,
+        public=0.2,
+    )
+    told = recipe.federation()
+    assert own.public is not None and told.public is not None
+    for client in ("c0", "c1"):
+        assert torch.equal(own.public.parts[client].x, told.public.parts[client].x)
+        assert torch.equal(own[client].train.x, told[client].train.x)
+
+
+def test_a_public_set_of_arrays_samples_or_a_dataset_is_owned_in_turn() -> None:
+    many = [federation(public=given).public for given in ((X[:9], Y[:9]), X[:9], mutua.Samples.of(X[:9], Y[:9]))]
+    assert [len(public) for public in many if public] == [9, 9, 9]
+    assert [public.labelled for public in many if public] == [True, False, True]
+    assert quick(FedMD(), federation(public=(X[:9], Y[:9]))).ledger.bytes("up") > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (1.5, r"public: 1\.5; give a share"),
+        ((X[:2], Y[:2]), "public: 2 samples for 3 clients"),
+        ((X[:9, :2], Y[:9]), r"public: c0's part has inputs \(2,\)"),
+        ("0.1", "public"),
+    ],
+)
+def test_impossible_public_sets(given: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        federation(public=given)
+    with pytest.raises(InputError, match="public and opted_out are both given"):
+        federation(public=0.2, opted_out=np.arange(60) < 3, classes=["a", "b", "c"])
+
+
+# Saving and opening
+
+
+def test_what_was_saved_is_opened_as_it_was(tmp_path: Path) -> None:
+    faults = {"dropout": [{"clients": ["c1"], "rounds": [1]}]}
+    with pytest.warns(LeftOut):
+        result = quick(FML(), federation(), rounds=2, faults=faults)
+    path = result.save(tmp_path / "first")
+    run = mutua.open_run(str(path))
+    assert str(run) == str(result) and run._repr_html_() == result._repr_html_()
+    assert "c1: answered 1 of 2 rounds" in str(run)
+    assert run.summary == json.loads(json.dumps(result.summary()))
+    assert list(run.history) == list(result.history) and list(run.ledger) == list(result.ledger)
+    assert list(run.participation) == list(result.participation)
+    assert (run.method, run.plan, run.clients) == (FML(), result.job.plan, ["c0", "c1", "c2"])
+    for client in result.clients:
+        assert torch.equal(run.predictor(client.id)(X), client.predictor(X))
+    assert torch.equal(run.global_predictor()(X), result.global_predictor()(X))
+    assert result["c1"] is result.clients[1]
+    with pytest.raises(InputError, match="made in Python of objects that no file holds"):
+        run.recipe.federation()
+    with pytest.raises(InputError, match="not empty"):
+        result.save(path)
+
+
+def test_the_command_line_reads_what_python_saved(command: Callable[..., Any], tmp_path: Path) -> None:
+    quick(FML(), federation()).save("first")
+    np.savez("x.npz", x=X, y=Y)
+    assert command("report", "first").code == 0
+    page = Path("first/report.html").read_text()
+    assert "data given as objects in Python" in page and "the program that did so repeats it" in page
+    assert command("predict", "first", "--client", "c0", "--data", "x.npz").code == 0
+    assert command("join", "first", "--data", "x.npz", "--how", "finetune").code == 0
+    assert "finished" in command("runs", "list", ".").out and command("runs", "show", "first").code == 0
+    again = command("run", "first/recipe.yaml")
+    assert again.code == 2 and "made in Python of objects" in again.err
+
+
+def test_a_result_of_a_recipe_is_saved_with_it(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    recipe = Recipe.of(tiny)
+    result = mutua.run(recipe.method, recipe.federation(), plan=recipe.plan(), progress=False)
+    run = mutua.open_run(result.save(tmp_path / "run", recipe))
+    assert run.recipe == recipe and len(run.recipe.federation().clients) == 2
+    with pytest.raises(InputError, match="another method or seed"):
+        result.save(tmp_path / "other", recipe.with_(seed=1))
+    assert not (tmp_path / "other").exists()
+
+
+class Net(nn.Module):
+    """A model of somebody's own."""
+
+    def __init__(self, channels: int = 6, classes: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)
+
+
+def test_models_that_were_objects_and_a_graph(tmp_path: Path) -> None:
+    graph = networkx.path_graph(["c0", "c1", "c2"])
+    made = federation(models=[Net(), Net, SMALL], public=(X[:9], Y[:9]))
+    result = quick(FedMD(), made, topology=graph)
+    run = mutua.open_run(result.save(tmp_path / "run"))
+    with pytest.raises(
+        InputError, match="client c0: its model Net was an object in Python; give it again as model="
+    ):
+        run.predictor("c0")
+    for served, own in zip((run.predictor("c0", model=Net()), run.predictor("c1")), result.clients, strict=False):
+        assert torch.equal(served(X), own.predictor(X)) and isinstance(served.model, Net)
+
+
+def test_a_result_can_be_extended_twice_and_stays_as_it_is(tmp_path: Path) -> None:
+    result = quick(FML(), federation())
+    shown = str(result)
+    once, again = (result.extend(rounds=rounds, progress=False) for rounds in (4, 2))
+    assert str(result) == shown
+    for longer, rounds in ((once, 4), (again, 2)):
+        whole = quick(FML(), federation(), rounds=rounds)
+        assert list(longer.history) == list(whole.history)
+        assert torch.equal(longer["c2"].predictor(X), whole["c2"].predictor(X))
+    assert mutua.open_run(again.save(tmp_path / "longer")).plan.rounds == 2
+
+
+def test_who_is_not_there_is_said() -> None:
+    made = federation()
+    for strange in (made, quick(Independent(), made)):
+        with pytest.raises(InputError, match="client: 'c9' is not in it; there are c0, c1, c2"):
+            strange["c9"]
+    with pytest.raises(InputError, match="method independent has no global that predicts alone"):
+        quick(Independent(), made).global_predictor()
+
+
+# Reports
+
+
+def test_a_report_of_a_saved_run_and_not_of_anything_else(tmp_path: Path) -> None:
+    result = quick(FML(), federation())
+    path = result.save(tmp_path / "run")
+    run = mutua.open_run(path)
+    assert mutua.report(path) == run.report() == [path / "report.html"]
+    assert mutua.report(run, str(tmp_path / "page.html"), tables=tmp_path / "tables")[0] == tmp_path / "page.html"
+    for wrong in (result, 3, [run]):
+        with pytest.raises(InputError, match="save it first"):
+            mutua.report(wrong)
+    with pytest.raises(InputError, match="is not a folder"):
+        mutua.report("nowhere")
+
+
+# Comparing
+
+
+@pytest.fixture(scope="module")
+def compared() -> mutua.Comparison:
+    methods = [FML(), FedAvg(), Independent()]
+    return mutua.compare(methods, federation, seeds=[0, 1], rounds=2, batch_size=8, progress=False, workers=1)
+
+
+def test_differences_are_paired_by_seed(compared: mutua.Comparison) -> None:
+    assert list(compared.summary) == ["fml", "fedavg", "independent"]
+    by_hand = [
+        float(np.mean([c.accuracy() for c in avg.clients]) - np.mean([c.accuracy() for c in own.clients]))
+        for own, avg in zip(compared["fml"], compared["fedavg"], strict=True)
+    ]
+    found = compared.difference("fedavg")
+    assert found["values"] == pytest.approx(by_hand)
+    assert found["mean"] == pytest.approx(np.mean(by_hand)) and found["std"] == pytest.approx(
+        np.std(by_hand, ddof=1)
+    )
+    better = [
+        [own.accuracy() > alone.accuracy() for own, alone in zip(a.clients, b.clients, strict=True)]  # type: ignore[operator]
+        for a, b in zip(compared["fml"], compared["independent"], strict=True)
+    ]
+    assert compared.summary["fml"]["clients"]["better_off"]["values"] == pytest.approx(
+        [np.mean(b) for b in better]
+    )
+
+
+def test_a_comparison_prints_as_a_table(compared: mutua.Comparison) -> None:
+    lines = str(compared).splitlines()
+    assert lines[0].startswith("accuracy (%) after the last round: mean ± standard deviation over 2 seeds")
+    assert [line.split()[0] for line in lines[2:7]] == ["fml", "fedavg", "minus", "independent", "minus"]
+    assert any(line.startswith("fedavg minus fml, predictor: ") and "95 % interval" in line for line in lines)
+    assert compared._repr_html_().count("<tr>") == 6
+
+
+def test_each_run_of_a_comparison_is_an_ordinary_run(compared: mutua.Comparison) -> None:
+    alone = quick(FedAvg(), federation(1), rounds=2, seed=1)
+    assert list(compared["fedavg"][1].history) == list(alone.history)
+
+
+def test_a_saved_comparison_is_what_the_command_line_leaves(
+    compared: mutua.Comparison, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    path = compared.save(tmp_path / "both")
+    held = json.loads((path / "comparison.json").read_text())
+    assert held["summary"] == json.loads(json.dumps(compared.summary))
+    assert (path / "results.csv").read_text().startswith("method,seed,client,model,split,metric,value\nfml,0,")
+    [page] = mutua.report(path)
+    assert "better off" in page.read_text() and "cannot be read" not in page.read_text()
+    assert mutua.open_run(path / "fml-1").plan.seed == 1
+    with pytest.raises(InputError, match=r"is a comparison; give one of its runs \(fedavg-0, fedavg-1, fml-0"):
+        mutua.open_run(path)
+    for words in (["runs", "show"], ["export", "--client", "c0"]):
+        assert "is a comparison; give one of its runs (fedavg-0" in command(*words, str(path)).err
+    with pytest.raises(InputError, match=r"path: .* not empty"):
+        compared.save(path)
+    with pytest.raises(InputError, match=r"path: .* not empty"):
+        compared["fml"][0].save(path)
+    with pytest.raises(InputError, match=r"^client: 'c9' is not in "):
+        mutua.open_run(path / "fml-1").predictor("c9")
+
+
+def test_methods_by_name_label_and_option(tiny: dict[str, Any]) -> None:
+    more = {"seeds": [0], "rounds": 0, "progress": False, "workers": 1}
+    twins = mutua.compare([FML(alpha=0.3), FML(), "fedprox:mu=0.1"], federation(), **more)
+    assert list(twins.summary) == ["fml:alpha=0.3", "fml:alpha=0.5", "fedprox:mu=0.1"]
+    named = mutua.compare({"mine": FML(), "theirs": "fedavg"}, federation(), **more)
+    assert list(named.summary) == ["mine", "theirs"]
+    recipe = Recipe.of({**tiny, "method": {"name": "fml", "alpha": 0.2}})
+    of_recipe = mutua.compare("fml,fedavg", recipe, seeds=[5], progress=False)
+    [result] = of_recipe["fml"]
+    assert (result.job.method, result.job.plan.seed, result.job.plan.batch_size) == (FML(alpha=0.2), 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("methods", "given", "more", "told"),
+    [
+        ([], federation(), {}, r"methods: \[\]; give a list"),
+        (FML(), federation(), {}, "methods: .*give a list"),
+        ([3], federation(), {}, "methods: 3; give objects or names"),
+        (["fmll"], federation(), {}, "'fmll' is not a method; did you mean 'fml'"),
+        ([FML(), FML()], federation(), {}, "methods: 'fml' is there twice"),
+        (["fml"], 3, {}, "federation: a int; give a Federation, a Recipe or a function"),
+        (["fml"], lambda seed: seed, {}, "made a int, not a Federation"),
+        (["fml"], federation(), {"seeds": []}, r"seeds: \[\]"),
+        (["fml"], federation(), {"seeds": "0,1"}, "seeds: '0,1'"),
+        (["fml"], federation(), {"seeds": [0, 0]}, "a seed is there twice"),
+        (["fml"], federation(), {"seed": 1}, "seed: a comparison is over several"),
+        (["fml"], federation(), {"plan": {}}, "plan: a dict"),
+        (["fml"], federation(), {"roundz": 1}, "roundz: unknown key"),
+        (["fml", "fedmd"], federation(), {}, "methods: 'fedmd': public: missing"),
+    ],
+)
+def test_mistakes_in_a_comparison(methods: Any, given: Any, more: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        mutua.compare(methods, given, progress=False, **more)
+
+
+def test_a_comparison_says_on_stderr_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    mutua.compare([FML()], federation(), seeds=[0, 1], rounds=1, batch_size=8, workers=1)
+    out, err = capfd.readouterr()
+    assert out == "" and [line.split(":")[0] for line in err.splitlines()] == ["fml, seed 0", "fml, seed 1"]
+
+
+# Tables for pandas
+
+
+def test_tables_for_pandas(compared: mutua.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    result = compared["fml"][0]
+    for log in (result.history, result.ledger, result.participation):
+        table = log.to_pandas()
+        assert isinstance(table, pandas.DataFrame) and len(table) == len(log)
+        assert list(table.columns) == list(type(log[0])._fields)
+    found = result.history.to_pandas().query("client == 'c0' and model == 'predictor' and metric == 'accuracy'")
+    assert found[found.split == "test"].value.iloc[-1] == result.clients[0].accuracy()
+    means = compared.to_pandas().query("model == 'predictor'").groupby("method").accuracy.mean()
+    assert means["fml"] == pytest.approx(compared.summary["fml"]["accuracy"]["predictor"]["mean"])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for one in (result.history, compared):
+        with pytest.raises(InputError, match="to_pandas: pandas is not installed; pip install pandas"):
+            one.to_pandas()
