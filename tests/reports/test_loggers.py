@@ -28,7 +28,7 @@ class Unclosable(Mute):
 
 number = 3
 """
-DOCUMENT = Path(__file__).parents[1] / "docs" / "runs.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "runs.md"
 
 
 def history(folder: Path) -> dict[tuple[str, int], float]:
