@@ -21,7 +21,7 @@ from mutua.cli.commands import app
 from mutua.methods import FedAvg
 from mutua.recipe.sections import PublicSet
 from mutua.rounds.history import History
-from mutua.rounds.loop import Event, Reached, Standing
+from mutua.rounds.loop import Event, Reached, RunState
 
 Blobs = Callable[..., Samples]
 Federate = Callable[..., Federation]
@@ -190,7 +190,7 @@ def test_the_global_is_selected_by_opted_in_validation_samples_alone(federate: F
     marks = torch.arange(30) % 2 == 0
     a = replace(federation["a"], val=replace(federation["a"].val, opted_out=marks))
     federation = replace(federation, clients=(a, *federation.clients[1:]))
-    reached: list[Standing] = []
+    reached: list[RunState] = []
 
     def watch(event: Event) -> None:
         if isinstance(event, Reached):

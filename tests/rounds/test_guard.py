@@ -19,7 +19,7 @@ from mutua.learning.schedules import Schedule
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
 from mutua.rounds.guard import LARGE, Guard, too_long
-from mutua.rounds.loop import Finished, Reached, Rejected, Rounds, Standing, Stopped
+from mutua.rounds.loop import Finished, Reached, Rejected, Rounds, RunState, Stopped
 from mutua.runs.checkpoints import decode, encode
 from mutua.support.tensor_files import Tensors
 
@@ -156,8 +156,8 @@ def test_from_wherever_it_is_resumed_the_bytes_are_the_same(
             assert same(again.engine.stores[client].state, whole.engine.kept[5, client], identical), round
 
 
-def stop_after(run: Rounds, round: int) -> Standing:
-    found: list[Standing] = []
+def stop_after(run: Rounds, round: int) -> RunState:
+    found: list[RunState] = []
 
     def stop(event: Any) -> None:
         if isinstance(event, Reached) and event.standing.round == round:

@@ -15,7 +15,7 @@ from mutua import Federation
 from mutua.errors import LeftOut
 from mutua.methods import FML
 from mutua.rounds import progress
-from mutua.rounds.loop import Event, Finished, Standing
+from mutua.rounds.loop import Event, Finished, RunState
 from mutua.support.text import Sheet
 
 Federate = Callable[..., Federation]
@@ -41,7 +41,7 @@ def test_every_object_prints_as_a_few_lines(made: mutua.Result, federate: Federa
         client.predictor,
         client.client,
     ]
-    shown += [client.client.train, client.brief, made.job, mutua.Recipe.of(tiny), Standing()]
+    shown += [client.client.train, client.brief, made.job, mutua.Recipe.of(tiny), RunState()]
     for one in shown:
         assert len(repr(one)) < 1000 and len(str(one).splitlines()) < 15, one
         assert "tensor(" not in repr(one) and "array(" not in repr(one)

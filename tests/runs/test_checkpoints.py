@@ -25,7 +25,7 @@ from mutua import Kind, Message, Recipe, RunError
 from mutua.federation.message import Part, count, number, weights
 from mutua.federation.store import Commit, State, Store
 from mutua.recipe.sections import Checkpoints as Settings
-from mutua.rounds.loop import Standing
+from mutua.rounds.loop import RunState
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, decode, due, encode
 from mutua.runs.execute import execute
@@ -45,8 +45,8 @@ def stored(round: int, reply: Message | None = None) -> Store:
     return Store([Commit(round, state(round), reply, {"personal": 0.1 + round})])
 
 
-def standing(round: int, **clients: int) -> Standing:
-    return Standing(
+def standing(round: int, **clients: int) -> RunState:
+    return RunState(
         round, {"global": {"w": torch.tensor(float(round))}}, {c: stored(r) for c, r in clients.items()}
     )
 
@@ -135,7 +135,7 @@ def test_a_group_that_could_not_be_told_apart_is_refused(group: str) -> None:
 def test_terms_come_back_to_the_last_digit_and_so_do_those_that_are_no_numbers(tmp_path: Path) -> None:
     terms = {"personal": 0.1 + 0.2, "meme": math.nan, "digest": -math.inf}
     held = Checkpoints(tmp_path)
-    made = held.write(Standing(1, {}, {"c": Store([Commit(1, {}, None, terms)])}), **FACTS)
+    made = held.write(RunState(1, {}, {"c": Store([Commit(1, {}, None, terms)])}), **FACTS)
     (commit,) = Checkpoints(tmp_path).load(made)[1]["c"].commits
     assert repr(commit.terms) == repr(terms)
 
@@ -181,7 +181,7 @@ def test_server_and_clients_are_apart_and_only_what_changed_is_written(tmp_path:
 def test_a_reply_is_kept_until_the_server_has_merged_it(tmp_path: Path) -> None:
     held = Checkpoints(tmp_path)
     reply = Message(meme=weights({"w": torch.ones(1)}))
-    ahead = Standing(1, {}, {"a": stored(2, reply), "b": stored(1, reply)})
+    ahead = RunState(1, {}, {"a": stored(2, reply), "b": stored(1, reply)})
     found = held.load(held.write(ahead, **FACTS))[1]
     assert found["a"].commits[-1].reply == reply and found["b"].commits[-1].reply is None
 

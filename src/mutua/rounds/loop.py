@@ -35,7 +35,7 @@ LIMIT = 4 * 2**30
 
 
 @dataclass(frozen=True, repr=False)
-class Standing:
+class RunState:
     """Where a run stands: all that it needs to go on to the same bytes."""
 
     round: int = -1
@@ -53,7 +53,7 @@ class Standing:
     Where samples are opted out: of the global, on opted-in ones.
     """
 
-    def unfinished(self, rounds: int) -> Standing:
+    def unfinished(self, rounds: int) -> RunState:
         """The same before the clients' last work after so many rounds, but for the rows that came of that."""
         stores = {client: store.upto(rounds) for client, store in self.stores.items()}
         known = self.validation if self.round < rounds else None
@@ -62,7 +62,7 @@ class Standing:
         )
 
     def __repr__(self) -> str:
-        return f"Standing(after round {self.round}, {several(len(self.stores), 'client')}, {self.seconds:.1f} s)"
+        return f"RunState(after round {self.round}, {several(len(self.stores), 'client')}, {self.seconds:.1f} s)"
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ class RoundEnded:
 class Reached:
     """A round is whole: the run could go on from here."""
 
-    standing: Standing
+    standing: RunState
 
 
 @dataclass(frozen=True)
 class Stopped:
     """The run is broken off: it can go on from here."""
 
-    standing: Standing
+    standing: RunState
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Rounds:
     federation: Federation
     engine: Engine
     callbacks: Sequence[Callback] = ()
-    standing: Standing = field(default_factory=Standing)
+    standing: RunState = field(default_factory=RunState)
     history: History = field(default_factory=History)
     ledger: Ledger = field(default_factory=Ledger)
     participation: Participation = field(default_factory=Participation)
@@ -253,7 +253,7 @@ class Rounds:
         server = self.merger.saved
         if round > self.job.plan.rounds and self.before_finish is not None:
             server = finished(self.before_finish.server, self.merger.undone)
-        self.standing = Standing(
+        self.standing = RunState(
             round=round,
             server=server,
             stores=self.engine.stores,

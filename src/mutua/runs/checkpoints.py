@@ -23,7 +23,7 @@ from mutua.errors import MutuaError, RunError
 from mutua.federation.message import Kind, Message, Part
 from mutua.federation.store import Commit, State, Store
 from mutua.recipe.sections import Checkpoints as Settings
-from mutua.rounds.loop import Standing
+from mutua.rounds.loop import RunState
 from mutua.runs.inputs import Inputs
 from mutua.support import files, safe_reading
 from mutua.support.configuration import Spec
@@ -74,7 +74,7 @@ class Manifest(Spec):
     inputs: Inputs | None = None
     """What the run is made of; format 1 does not tell."""
     validation: float | None = None
-    """`Standing.validation`, where this round was evaluated."""
+    """`RunState.validation`, where this round was evaluated."""
     versions: dict[str, str]
     history: Mark
     ledger: Mark
@@ -125,7 +125,7 @@ class Checkpoints:
         judged = [(m.validation, -m.round, m) for m in self.kept.values() if m.validation is not None]
         return max(judged, key=lambda found: found[:2])[2] if judged else None
 
-    def write(self, standing: Standing, *, last: int | None = None, **facts: Any) -> Manifest:
+    def write(self, standing: RunState, *, last: int | None = None, **facts: Any) -> Manifest:
         """Save where a run stands: clients' files, the server's, and then the manifest that makes them count.
 
         `last` is the round of the clients' last work: what they kept before it is saved too.

@@ -48,7 +48,7 @@ from mutua.rounds.loop import (
     Retried,
     RoundEnded,
     RoundStarted,
-    Standing,
+    RunState,
     Started,
     Stopped,
     Trained,
@@ -102,7 +102,7 @@ class RunFolder:
             Table(path / "ledger.csv", Entry._fields),
             Table(path / "participation.csv", Turn._fields),
         )
-        self._standing: Standing | None = None
+        self._standing: RunState | None = None
         self._code: list[str] = []
         self._recipe: Recipe | None = None
         self._accept, self._accepted = False, list[str]()
@@ -207,7 +207,7 @@ class RunFolder:
                 self.notes.append(f"{table.path.name}: its last line is torn; it is stepped over")
         if self.events.mend():
             self.notes.append("events.jsonl: its last line is torn; it is stepped over")
-        self._standing = Standing()
+        self._standing = RunState()
         while (newest := self.checkpoints.newest) is not None:
             try:
                 self._standing, self._unfinished = self._load(newest), newest.unfinished
@@ -222,7 +222,7 @@ class RunFolder:
             change = f"{were[package]} to {now[package]}"
             self.notes.append(f"{package} has changed from {change}: the bytes may not be the same")
 
-    def _load(self, manifest: Manifest, marks: Marks | None = None) -> Standing:
+    def _load(self, manifest: Manifest, marks: Marks | None = None) -> RunState:
         """Where the run stood; with the rows up to these marks, if given."""
         rows, entries, turns = History(), Ledger(), Participation()
         history, ledger, participation = self._tables
@@ -232,7 +232,7 @@ class RunFolder:
         if upto.participation is not None:
             turns.extend(participation.read(upto.participation, _turn))
         server, stores = self.checkpoints.load(manifest)
-        return Standing(
+        return RunState(
             round=manifest.round,
             server=server,
             stores=stores,
@@ -324,7 +324,7 @@ class RunFolder:
         assert self._standing is not None
         self._accepted += (f"since round {self._standing.round}: {change}" for change in found)
 
-    def begin(self, recipe: Recipe, federation: Federation, show: Show | None = None) -> Standing:
+    def begin(self, recipe: Recipe, federation: Federation, show: Show | None = None) -> RunState:
         """Write down what begins, or what goes on; where the run stands. `show` how far hashing has come."""
         self._settings, self._saved = recipe.checkpoints, time.monotonic()
         self._inputs = inputs(recipe, federation, show)
@@ -336,7 +336,7 @@ class RunFolder:
             self.events.add(
                 "begun", schema=SCHEMA, **about, clients=clients, versions=versions(), command=command()
             )
-            return Standing()
+            return RunState()
         if self.made_of is not None:
             self._changed(self.made_of.changed(self._inputs))
             earlier = self.made_of.accepted
@@ -426,7 +426,7 @@ class RunFolder:
                 self._grow(event.standing)
                 self.save(event.standing)
 
-    def _grow(self, standing: Standing) -> None:
+    def _grow(self, standing: RunState) -> None:
         logs: tuple[Sequence[Any], ...] = standing.history, standing.ledger, standing.participation
         kinds: tuple[Callable[..., Any], ...] = _row, _entry, _turn
         for table, rows, make in zip(self._tables, logs, kinds, strict=True):
@@ -435,7 +435,7 @@ class RunFolder:
                 rows.let_go(partial(table.first, len(rows), make))
 
     @timed("checkpoint")
-    def save(self, standing: Standing) -> None:
+    def save(self, standing: RunState) -> None:
         """Write a checkpoint, and remove those that need not be kept."""
         began = time.monotonic()
         for table in self._tables:
@@ -447,7 +447,7 @@ class RunFolder:
         self.events.add("checkpoint", round=standing.round, bytes=manifest.bytes, seconds=took)
         sync(self.events.path)
 
-    def _write_checkpoint(self, standing: Standing, rounds: int) -> Manifest:
+    def _write_checkpoint(self, standing: RunState, rounds: int) -> Manifest:
         return self.checkpoints.write(
             standing,
             last=rounds + 1,

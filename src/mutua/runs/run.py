@@ -17,7 +17,7 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.methods.base import Job, Method
 from mutua.methods.base import of as method_of
-from mutua.rounds.loop import Callback, Rounds, Standing
+from mutua.rounds.loop import Callback, Rounds, RunState
 from mutua.runs.preparation import affordable, lengthened, prepared
 from mutua.runs.result import ClientResult, Result
 from mutua.support.configuration import whole_number
@@ -36,7 +36,7 @@ def run(
     engine: str = "local",
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
-    standing: Standing | None = None,
+    standing: RunState | None = None,
     faults: Faults | Mapping[str, Any] | None = None,
     progress: bool = True,
     **settings: Any,
@@ -80,7 +80,7 @@ def run(
 
         faults.check(federation)
         site = FaultyEngine(site, faults)
-    standing = standing or Standing()
+    standing = standing or RunState()
     began = time.perf_counter() - standing.seconds
     try:
         with watched(method.name, federation.notes, progress) as watchers:
@@ -119,7 +119,7 @@ def run(
 
 
 def _longer(
-    method: Method, federation: Federation, plan: Plan, before: Standing, rounds: int, **given: Any
+    method: Method, federation: Federation, plan: Plan, before: RunState, rounds: int, **given: Any
 ) -> Result:
     """The rest of a run that becomes so long, from where it stood before the clients' last work."""
     # Stores grow with the run, and the shorter one may be extended again.
