@@ -13,12 +13,12 @@ def main() -> None:
     from mutua.support import signals
 
     if hears:
-        signals.take_over()
+        signals.handle_ctrl_c()
     try:
         try:
             commands.main()
         finally:
-            signals.end()
+            signals.begin_exit()
             if hears:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:  # between two lines of ours

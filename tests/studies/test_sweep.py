@@ -129,7 +129,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(
         if len(calls) == 2:  # Ctrl-C at the one who watches, which is passed on
             os.kill(os.getppid(), signal.SIGINT)
             until = time.monotonic() + 60
-            while not signals._ears.asked and time.monotonic() < until:
+            while not signals._state.pending and time.monotonic() < until:
                 time.sleep(0.01)
         return merge(self, server, replies)
 

@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from mutua.support import signals
-from mutua.support.signals import breakable, end, orderly, whole
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +37,15 @@ def send(number: int = signal.SIGINT) -> None:
     ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
 )
 def test_outside_of_what_is_whole_it_stops_at_once(number: int, name: str) -> None:
-    with pytest.raises(KeyboardInterrupt, match=name), orderly():
+    with pytest.raises(KeyboardInterrupt, match=name), signals.handled():
         send(number)
         pytest.fail("not heard")
 
 
 def test_what_is_whole_is_finished_first(capfd: pytest.CaptureFixture[str]) -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), orderly():
-        with whole():
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), signals.handled():
+        with signals.deferred():
             send(signal.SIGTERM)
             done.append("step")
         done.append("more")
@@ -55,7 +54,7 @@ def test_what_is_whole_is_finished_first(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_second_one_does_not_wait() -> None:
-    with pytest.raises(KeyboardInterrupt), orderly(), whole():
+    with pytest.raises(KeyboardInterrupt), signals.handled(), signals.deferred():
         send()
         send()
         pytest.fail("not heard")
@@ -64,35 +63,35 @@ def test_a_second_one_does_not_wait() -> None:
 def test_inside_the_loop_it_is_heard_between_steps_only() -> None:
     done: list[str] = []
 
-    @whole()
+    @signals.deferred()
     def loop() -> None:
         for step in range(3):
             done.append(f"merge {step}")
-            with breakable():
+            with signals.allowed():
                 for client in "ab":
-                    with whole():
+                    with signals.deferred():
                         if (step, client) == (1, "a"):
                             send()
                         done.append(f"{client} {step}")
 
-    with pytest.raises(KeyboardInterrupt), orderly():
+    with pytest.raises(KeyboardInterrupt), signals.handled():
         loop()
     assert done == ["merge 0", "a 0", "b 0", "merge 1", "a 1"]
 
 
 def test_what_came_between_is_heard_before_the_next_step() -> None:
-    with pytest.raises(KeyboardInterrupt), orderly(), whole():
+    with pytest.raises(KeyboardInterrupt), signals.handled(), signals.deferred():
         send()
-        with breakable():
+        with signals.allowed():
             pytest.fail("not heard")
 
 
 def test_what_is_saved_after_it_is_whole_again() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt, match="Ctrl-C"), orderly(), whole():
+    with pytest.raises(KeyboardInterrupt, match="Ctrl-C"), signals.handled(), signals.deferred():
         send()
         try:
-            with breakable():
+            with signals.allowed():
                 pytest.fail("not heard")
         finally:
             send()  # again, while the state is being saved
@@ -102,13 +101,13 @@ def test_what_is_saved_after_it_is_whole_again() -> None:
 
 def test_however_many_come_what_is_saved_is_saved() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), orderly(), whole():
+    with pytest.raises(KeyboardInterrupt), signals.handled(), signals.deferred():
         send()
         try:
             send()  # does not wait
             pytest.fail("not heard")
         except KeyboardInterrupt:
-            end()  # as the loop says before it saves
+            signals.begin_exit()  # as the loop says before it saves
             for _ in range(12):
                 send()
             done.append("saved")
@@ -118,7 +117,7 @@ def test_however_many_come_what_is_saved_is_saved() -> None:
 
 def test_after_two_in_the_open_no_more_are_heard() -> None:
     heard = 0
-    with orderly():
+    with signals.handled():
         for _ in range(12):
             try:
                 send()
@@ -132,9 +131,9 @@ def test_who_cannot_wait_for_the_saving_is_let_go_and_told_how_to_go_on() -> Non
     child = os.fork()
     if child == 0:
         os.dup2(write, 2)
-        signals.PATIENCE = -1.0
-        with orderly(lambda: "to go on: this way"):
-            end()
+        signals.GRACE_SECONDS = -1.0
+        with signals.handled(lambda: "to go on: this way"):
+            signals.begin_exit()
             send()
         os._exit(7)
     os.close(write)
@@ -148,8 +147,8 @@ def test_while_a_module_is_loaded_it_waits(tmp_path: Path, monkeypatch: pytest.M
         "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\ndone = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(KeyboardInterrupt), orderly():
-        with whole():
+    with pytest.raises(KeyboardInterrupt), signals.handled():
+        with signals.deferred():
             import sends_ctrl_c  # type: ignore[import-not-found]  # made just now
 
             assert sends_ctrl_c.done
@@ -157,24 +156,24 @@ def test_while_a_module_is_loaded_it_waits(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_error_in_the_step_is_not_hidden_by_the_signal() -> None:
-    with pytest.raises(ZeroDivisionError), orderly(), whole():
+    with pytest.raises(ZeroDivisionError), signals.handled(), signals.deferred():
         send()
         1 / 0  # noqa: B018
 
 
 def test_after_it_all_is_as_before() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(KeyboardInterrupt), orderly(), whole():
+    with pytest.raises(KeyboardInterrupt), signals.handled(), signals.deferred():
         send()
         send()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    with orderly(), whole():  # the old one is forgotten
+    with signals.handled(), signals.deferred():  # the old one is forgotten
         pass
 
 
 def test_a_signal_that_was_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with orderly():
+    with signals.handled():
         send()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
@@ -183,7 +182,7 @@ def test_another_thread_has_no_say_in_signals() -> None:
     before, seen = signal.getsignal(signal.SIGINT), []
 
     def work() -> None:
-        with orderly(), whole():
+        with signals.handled(), signals.deferred():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)

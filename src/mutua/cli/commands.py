@@ -836,7 +836,7 @@ def _print_json(report: dict[str, Any], indent: int | None = 2) -> None:
 
 def main() -> None:
     """The command line: a user's mistake is one line on stderr, never a traceback."""
-    signals.begin()
+    signals.reset()
     with enduring() as lost:
         code = _carry_out()
         sys.stdout.flush()
@@ -859,7 +859,7 @@ def _carry_out() -> int:
     except (typer.Abort, KeyboardInterrupt):
         stopped = True
     except Exception as error:
-        if signals.stopped():  # some packages, broken off while they are loaded, raise what they like
+        if signals.interrupted():  # some packages, broken off while they are loaded, raise what they like
             return _complain("stopped by Ctrl-C", 1)
         if short_of_memory(error):
             return _complain("there was no memory left; free some, raise its limit (ulimit), or use less data", 1)

@@ -34,8 +34,8 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
 from mutua.learning.evaluation import batches, is_union, probabilities
 from mutua.methods.base import Job
+from mutua.support import signals
 from mutua.support.profiling import Span, note
-from mutua.support.signals import whole
 from mutua.support.tensor_files import Tensors
 
 
@@ -163,11 +163,11 @@ class LocalEngine:
             take(task, found)
 
         if self._crew is not None:
-            with whole():
+            with signals.deferred():
                 self._crew.do(sorted(tasks, key=lambda task: task.cost, reverse=True), done)
             return
         for task in tasks:
-            with whole():
+            with signals.deferred():
                 began, cpu = time.perf_counter(), time.process_time()
                 found = self._again_and_again(task)
                 span = Span(0, task.what, task.client, began, time.perf_counter(), time.process_time() - cpu)

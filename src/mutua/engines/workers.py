@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from mutua.errors import Fault, MachineFault, MutuaError, RunError
+from mutua.support import signals
 from mutua.support.profiling import Span
 from mutua.support.shared_memory import Arena, Block, Parcel, Place
-from mutua.support.signals import announce, breakable, forking, heed, ignore
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,13 @@ class Workers:
                 break
             longest = self._take_turns(list(busy.values()))
             try:
-                with breakable():
+                with signals.allowed():
                     ready = wait(list(busy), longest)
             except KeyboardInterrupt as asked:
                 if stopped:
                     raise
                 stopped, ready = asked, []
-                announce(str(asked) or "Ctrl-C")
+                signals.announce(str(asked) or "Ctrl-C")
             for line, turn in [(line, turn) for line, turn in busy.items() if line in ready or turn.left <= 0]:
                 task, worker = turn.task, turn.worker
                 self._pause(turn, False)  # it was done just as its turn was over
@@ -291,7 +291,7 @@ class Workers:
         try:
             given = self._work, self.arena, process, there, [*self.lines, here], os.getpid(), self._device
             worker = context.Process(target=_serve, args=given, name=f"mutua-{process}", daemon=True)
-            with warnings.catch_warnings(), forking():
+            with warnings.catch_warnings(), signals.blocked():
                 # Python warns of threads in this process, such as a progress bar's; workers need none of them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 worker.start()
@@ -343,8 +343,8 @@ def _serve(
     do: Do, arena: Arena, process: int, line: Connection, others: list[Connection], parent: int, device: str
 ) -> None:
     """A worker's life: until the line is closed."""
-    ignore()  # to stop in good order is the forking process's affair
-    heed()
+    signals.ignore()  # to stop in good order is the forking process's affair
+    signals.unblock()
     for other in others:  # else a worker would keep its siblings' lines open after that process's death
         other.close()
     _die_with(parent)

@@ -21,9 +21,9 @@ from mutua.methods.base import Job, Server
 from mutua.rounds.guard import Merger, NotFinite, can_be_undone, finished, unfinished
 from mutua.rounds.history import History, Row
 from mutua.rounds.participation import Outcome, Participation, Turn
+from mutua.support import signals
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
-from mutua.support.signals import breakable, end, whole
 from mutua.support.text import several
 
 Exchange = Callable[[int, Briefs], Replies]
@@ -184,7 +184,7 @@ class Rounds:
         self.before_finish = self.standing if self.standing.round == self.job.plan.rounds else None
         """Where the run stood before the clients' last work, if it has come so far."""
 
-    @whole()
+    @signals.deferred()
     def run(self) -> None:
         """The clients' start, all rounds, the clients' last work and the last evaluation."""
         last = self.job.plan.rounds + 1
@@ -201,7 +201,7 @@ class Rounds:
                 self._reach(round)
         except (KeyboardInterrupt, RunError) as error:
             if isinstance(error, KeyboardInterrupt):
-                end()
+                signals.begin_exit()
             if can_be_undone(self.standing.server):  # then its round's work is asked for once more
                 self._forget(self.standing.round, self.ids)
             self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
@@ -220,7 +220,7 @@ class Rounds:
 
     def _start(self) -> None:
         self.job.method.open(self.server)
-        with breakable():
+        with signals.allowed():
             self.engine.start()
         self._trained(0)
         if self.job.plan.rounds:  # else the last evaluation is of round 0
@@ -328,7 +328,7 @@ class Rounds:
         briefs = self._briefs(round, clients)
         for client, brief in briefs.items():
             self.ledger.record(round, client, "down", brief)
-        with breakable():
+        with signals.allowed():
             found = verb(round, briefs)
         self._retried(round)
         if not self._spoilt(round - 1, found):
@@ -400,7 +400,7 @@ class Rounds:
             shared = None
         # After the last round the clients have finished: their work counts as one more round's.
         at = round + 1 if last else round
-        with breakable():
+        with signals.allowed():
             found = self.engine.evaluate(at, self._briefs(at + 1, self.ids), shared)
         self._retried(round)
         return found

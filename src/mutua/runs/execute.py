@@ -13,7 +13,7 @@ from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import Show
 from mutua.runs.result import Result
 from mutua.runs.run import run
-from mutua.support.signals import orderly
+from mutua.support import signals
 
 
 def execute(
@@ -31,7 +31,7 @@ def execute(
     `show` is told how far the hashing of the run's inputs has come.
     Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can go on.
     """
-    with folder.keeping(), orderly(folder.to_go_on), warnings.catch_warnings():
+    with folder.keeping(), signals.handled(folder.to_go_on), warnings.catch_warnings():
         standing = folder.begin(recipe, federation, show)
         warnings.simplefilter("ignore", LeftOut)  # whoever runs recipes reads it in tables and files
         result = run(

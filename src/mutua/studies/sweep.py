@@ -39,10 +39,10 @@ from mutua.runs.preparation import prepared
 from mutua.studies import comparing
 from mutua.studies.comparing import COLUMNS, MARK
 from mutua.studies.measures import Finished, Measure, alone, alone_otherwise, length, not_compared
+from mutua.support import signals
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, Lock, plain, together
 from mutua.support.importing import trust
-from mutua.support.signals import announce, forking, heed, ignore, orderly, quiet
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""
@@ -279,7 +279,7 @@ class Sweep:
                     time.sleep(patience)
             return None
 
-        with orderly(lambda: f"to go on: the same command with --out {self.place}"):
+        with signals.handled(lambda: f"to go on: the same command with --out {self.place}"):
             try:
                 while (waiting or busy) and not outcome.stopped:
                     while waiting and len(busy) < workers and (begun := begin(*waiting[0])):
@@ -294,7 +294,7 @@ class Sweep:
             except KeyboardInterrupt as heard:
                 name = str(heard) or "Ctrl-C"
                 outcome.stopped, outcome.interrupted = f"stopped by {name}", True
-                announce(name)
+                signals.announce(name)
             finally:
                 self._end(busy, outcome, watch)
                 if self._stale:
@@ -397,7 +397,7 @@ class _Working:
         register_after_fork(line, Connection.close)
         process = context.Process(target=_work, args=(run, data_dir, engine, end), name=run.label)
         try:
-            with forking():
+            with signals.blocked():
                 process.start()
         except OSError:
             line.close()
@@ -410,12 +410,12 @@ class _Working:
 def _work(run: Planned, data_dir: PathLike | None, engine: str, line: Connection) -> None:
     """In a process of its own: the run, from its beginning or from where it stands."""
     # Ctrl-C reaches every process of a terminal, as its end does; the one that started this passes it on, once.
-    ignore(but=signal.SIGTERM)
-    quiet()
+    signals.ignore(except_for=signal.SIGTERM)
+    signals.skip_announcement()
     torch.set_num_threads(1)
     teller = _Teller(run, line)
     try:
-        heed()
+        signals.unblock()
         _run(run, data_dir, engine, teller)
         # From the folder: a run that was stopped after its last round has no round to tell of.
         ended = "done", standing(Finished(run.path).history)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP, heard only where nothing is half done."""
+"""Ctrl-C, SIGTERM and SIGHUP: they stop the work only where nothing is left half done."""
 
 from __future__ import annotations
 
@@ -21,98 +21,97 @@ _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 if hasattr(signal, "SIGHUP"):
     _SIGNALS[signal.SIGHUP] = "SIGHUP"  # the terminal was closed
 
-PATIENCE = 5.0
-"""Seconds for saving and saying so, once a signal has stopped the work; later ones are heard only after them."""
+GRACE_SECONDS = 5.0
+"""How long saving may take once the exit has begun; a signal that comes later ends the process at once."""
 
 
 @dataclass
-class _Ears:
-    """Whether a signal may stop the work now, and the one that has asked to."""
+class _SignalState:
+    """Whether a signal may stop the work now, and the signal that waits to do so."""
 
-    open: bool = True
-    asked: str = ""
-    told: bool = False
-    within: bool = False
-    """Whether there is work that can be stopped in good order."""
+    accepting: bool = True
+    pending: str = ""
+    announced: bool = False
+    handled: bool = False
+    """Whether the code that runs now is within `handled`."""
     raised: int = 0
-    ending: float | None = None
-    """Since when all that is left is to save and to say so."""
-    to_go_on: Callable[[], str] = str
+    exiting_since: float | None = None
+    resume_hint: Callable[[], str] = str
 
 
-_ears = _Ears()
+_state = _SignalState()
 
 
 @contextmanager
-def orderly(to_go_on: Callable[[], str] = str) -> Iterator[None]:
-    """Let these signals raise `KeyboardInterrupt(name)` here, the first one only outside `whole`.
+def handled(resume_hint: Callable[[], str] = str) -> Iterator[None]:
+    """Let signals raise `KeyboardInterrupt(name)` in this block; the first one waits for the end of `deferred`.
 
-    `to_go_on` gives the last words to somebody who cannot wait for the work to be saved.
+    `resume_hint` gives the last words to a user who does not wait until the work is saved.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's business
+        yield  # only the main thread may handle signals
         return
-    # A signal that was ignored, as a shell's background job ignores Ctrl-C, stays ignored.
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    begin()
-    _ears.within, _ears.to_go_on = True, to_go_on
+    reset()
+    _state.handled, _state.resume_hint = True, resume_hint
     for number, handler in before.items():
+        # A signal that was ignored, as a shell's background job ignores Ctrl-C, stays ignored.
         if handler is not signal.SIG_IGN:
-            signal.signal(number, _hear)
+            signal.signal(number, _on_signal)
     try:
         yield
     finally:
-        _ears.open, _ears.asked, _ears.told, _ears.within = True, "", False, False
-        if _ears.raised:
-            end()
+        _state.accepting, _state.pending, _state.announced, _state.handled = True, "", False, False
+        if _state.raised:
+            begin_exit()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def take_over() -> None:
-    """In a process of our own: Ctrl-C stops what is done, once, and never leaves a traceback."""
-    signal.signal(signal.SIGINT, _hear)
+def handle_ctrl_c() -> None:
+    """In a process of our own: Ctrl-C stops the work once and never leaves a traceback."""
+    signal.signal(signal.SIGINT, _on_signal)
     usual = sys.unraisablehook
 
     def hook(args: UnraisableHookArgs) -> None:
-        """Raised where nobody could hear it, as in the end of an object: the next one is heard."""
+        """If it was raised where nothing can catch it, as in a `__del__`, let the next one count as the first."""
         if isinstance(args.exc_value, KeyboardInterrupt):
-            begin()
+            reset()
         else:
             usual(args)
 
     sys.unraisablehook = hook
 
 
-def begin() -> None:
-    """Forget what was stopped before."""
-    _ears.raised, _ears.ending = 0, None
+def reset() -> None:
+    """Forget earlier interruptions."""
+    _state.raised, _state.exiting_since = 0, None
 
 
-def end() -> None:
+def begin_exit() -> None:
     """From now on no signal raises: all that is left is to save and to say so."""
-    _ears.ending = _ears.ending or time.monotonic()
+    _state.exiting_since = _state.exiting_since or time.monotonic()
 
 
-def stopped() -> bool:
+def interrupted() -> bool:
     """Whether a signal has stopped the work."""
-    return _ears.raised > 0
+    return _state.raised > 0
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
+def _on_signal(number: int, frame: FrameType | None) -> None:
     name = _SIGNALS[signal.Signals(number)]
-    if _ears.ending is not None:
-        if time.monotonic() - _ears.ending > PATIENCE:
-            _leave(name)
+    if _state.exiting_since is not None:
+        if time.monotonic() - _state.exiting_since > GRACE_SECONDS:
+            _exit_now(name)
     elif _importing(frame):
-        # Raised there, some packages swallow it and go on in pieces, and some abort.
-        if not _ears.within:
-            _leave(name)
-        _ears.asked = name
-    elif _ears.open or _ears.asked:
+        # Raised there, some packages swallow it and go on half loaded, and some abort.
+        if not _state.handled:
+            _exit_now(name)
+        _state.pending = name
+    elif _state.accepting or _state.pending:
         _raise(name)
     else:
-        _ears.asked = name
+        _state.pending = name
         announce(name)
 
 
@@ -124,18 +123,18 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _raise(name: str) -> None:
-    """Stop the work. That may be done in two steps, the second of which does not wait; no third one is heard."""
-    _ears.asked = ""
-    _ears.raised += 1
-    if not _ears.within or _ears.raised == 2:
-        end()
+    """Stop the work. A second signal may do so again, without waiting; a third one does nothing."""
+    _state.pending = ""
+    _state.raised += 1
+    if not _state.handled or _state.raised == 2:
+        begin_exit()
     raise KeyboardInterrupt(name)
 
 
-def _leave(name: str) -> None:
-    """End the process at once. What it has saved is whole, as after any kill."""
+def _exit_now(name: str) -> None:
+    """End the process at once. What it has saved is complete, as after any kill."""
     show_cursor = "\x1b[?25h" if os.isatty(2) else ""
-    how = "; " * bool(words := _ears.to_go_on()) + words
+    how = "; " * bool(words := _state.resume_hint()) + words
     _write(f"{show_cursor}mutua: stopped by {name}{how}\n")
     os._exit(1)
 
@@ -146,23 +145,23 @@ def _write(text: str) -> None:
 
 
 def announce(name: str) -> None:
-    """Say, once, that a signal was heard and what happens now."""
-    if not _ears.told:
-        _ears.told = True
+    """Say, once, that a signal has come and what happens now."""
+    if not _state.announced:
+        _state.announced = True
         _write(f"{name}: finishing what has begun, then saving; once more does not wait\n")
 
 
-def quiet() -> None:
-    """Say nothing when a signal is heard: the process that sends it has said it."""
-    _ears.told = True
+def skip_announcement() -> None:
+    """In a process that is sent signals by a parent: the parent has announced them."""
+    _state.announced = True
 
 
 @contextmanager
-def forking() -> Iterator[None]:
-    """Around the start of a process: signals wait, in the new one until it says `heed`.
+def blocked() -> Iterator[None]:
+    """Around the start of a process: signals wait, and in the new process they wait until it calls `unblock`.
 
-    One that came before the new process is itself would raise in what it has inherited of this one, and it would
-    go on as a second copy of it.
+    A signal that came too early would raise in the code that the new process has inherited, which would then go on
+    as a second copy of this one.
     """
     if not hasattr(signal, "pthread_sigmask"):  # where nothing is forked either
         yield
@@ -174,37 +173,37 @@ def forking() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore(but: int | None = None) -> None:
-    """In a process that another one asks to stop: what a terminal sends to all of its processes is that one's."""
-    for number in _SIGNALS:
-        if number != but:
-            signal.signal(number, signal.SIG_IGN)
-
-
-def heed() -> None:
-    """In a process that was started within `forking`: hear signals from now on."""
+def unblock() -> None:
+    """In a process that was started within `blocked`: receive signals from now on."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
+def ignore(except_for: int | None = None) -> None:
+    """In a process that its parent stops: ignore what a terminal sends to all of its processes."""
+    for number in _SIGNALS:
+        if number != except_for:
+            signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
-def _hearing(open: bool) -> Iterator[None]:
-    before, _ears.open = _ears.open, open
+def _accepting(accept: bool) -> Iterator[None]:
+    before, _state.accepting = _state.accepting, accept
     try:
-        _obey()
+        _raise_pending()
         yield
     finally:
-        _ears.open = before
-    _obey()
+        _state.accepting = before
+    _raise_pending()
 
 
-def _obey() -> None:
-    if _ears.open and _ears.asked:
-        _raise(_ears.asked)
+def _raise_pending() -> None:
+    if _state.accepting and _state.pending:
+        _raise(_state.pending)
 
 
-whole = partial(_hearing, False)
-"""What is in here is done whole before a signal is heard; a second signal does not wait."""
+deferred = partial(_accepting, False)
+"""This block is finished before a signal stops the work; a second signal does not wait."""
 
-breakable = partial(_hearing, True)
-"""In here, within `whole`, a signal is heard again: what is broken off has changed nothing."""
+allowed = partial(_accepting, True)
+"""Within `deferred`, a signal may stop the work in this block again: stopping it half-way changes nothing."""
