@@ -367,3 +367,28 @@ def test_other_engines_are_refused_by_name(federate: Federate) -> None:
         run(FML(), federate(), rounds=-1)
     with pytest.raises(InputError, match="epochs and steps"):
         run(FML(), federate(), epochs=1, steps=1)
+
+
+class Counting(torch.nn.Module):
+    """Remembers what it saw where no state_dict looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 3)
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.inner.seen = self.inner.seen + x.detach().abs().sum()
+        return self.head(x) * (1 + 0.001 * self.inner.seen)  # type: ignore[no-any-return]
+
+
+def test_a_buffer_that_is_not_saved_carries_nothing_from_one_client_to_the_next(
+    federate: Federate, simulate: Simulate
+) -> None:
+    federation = federate((9, 12), global_model=Counting)
+    both, alone = (
+        simulate(FedAvg(), replace(federation, clients=c)) for c in (federation.clients, federation.clients[1:])
+    )
+    assert both.engine.replies[1, "b"].message == alone.engine.replies[1, "b"].message

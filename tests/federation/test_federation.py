@@ -17,6 +17,7 @@ from mutua.data.partitions import IID
 from mutua.data.splits import ClientData
 from mutua.learning.evaluation import measure
 from mutua.methods import FML, Centralised, FedAvg
+from mutua.models import shared_names
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -236,3 +237,28 @@ def test_measuring_twice_gives_the_same(nets: SimpleNamespace, blobs: Blobs) -> 
     model = Architecture.of(nets.plain).build(channels=4, size=1, classes=3, seed=0)
     task = Client("a", samples, samples, samples, Architecture.of(nets.plain)).task
     assert measure(model, samples, task) == measure(model, samples, task)
+
+
+def test_no_client_is_called_global(federate: Federate) -> None:
+    """Its rows of the history would pass for those of the shared model."""
+    with pytest.raises(InputError, match="client id 'global'"):
+        replace(federate().clients[0], id="global")
+
+
+class Tied(torch.nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.middle, self.head = (torch.nn.Linear(4, n) for n in (4, 4, 3))
+        self.middle.weight = self.body.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.middle(torch.tanh(self.body(x)))))  # type: ignore[no-any-return]
+
+
+def test_a_tied_weight_is_not_both_shared_and_private(federate: Federate) -> None:
+    """Loading the adaptor would overwrite the shared weight, and the client's own would leave as its meme's."""
+    assert len(shared_names(Tied(), "body")) == 4
+    with pytest.raises(InputError, match=r"'body\.weight' and 'middle\.weight' are one weight"):
+        federate(global_model={"name": Tied, "share": ["body"]}).check(needs_global=True)

@@ -245,3 +245,10 @@ def test_batch_norms_counters_carry_nothing_out(
     assert [(event.round, event.client) for event in said] == [(1, "a"), (2, "a")]
     assert all("'norm.num_batches_tracked' may not leave; whole numbers go back" in event.reason for event in said)
     assert run.server.state["global"]["norm.num_batches_tracked"].item() == 0
+
+
+def test_a_number_that_is_declared_is_one_number() -> None:
+    for kind in (Kind.COUNT, Kind.ENTROPY, Kind.ACCURACY):
+        many = Message(part=Part(kind, {"": torch.arange(3.0)}))
+        with pytest.raises(Refused, match=f"{kind} 'part' may not leave; it is not one number"):
+            may_leave(many, {kind: "part"}, None)

@@ -174,3 +174,10 @@ def test_a_pickle_is_not_opened() -> None:
 def test_what_is_not_one_number_is_not_read_as_one(arrays: dict[str, Tensor]) -> None:
     with pytest.raises(Refused, match="'samples'"):
         Message(samples=Part(Kind.COUNT, arrays)).number("samples")
+
+
+def test_a_message_comes_back_with_the_names_it_was_sent_with() -> None:
+    sent = Message(**{"my part": weights({"a/b.c": torch.ones(2)})})
+    assert list(Message.decode(sent.encode()).arrays("my part")) == ["a/b.c"]
+    with pytest.raises(ValueError, match="'my/part'"):
+        Message(**{"my/part": weights({})})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutua import InputError
+from mutua import InputError, Plan
 from mutua.federation.topology import Topology
 
 IDS = ["d", "a", "c", "b", "e"]
@@ -143,3 +143,10 @@ def test_what_is_no_graph_is_refused(tmp_path: Path) -> None:
         Topology(broken).check(["a"])
     for kind in ("all", "pairs", "ring"):
         Topology(kind).check(["a"])
+
+
+def test_a_plan_takes_a_networkx_graph_and_refuses_what_is_none() -> None:
+    graph = networkx.path_graph(["a", "b", "c"])
+    assert Topology(Plan(topology=graph).topology).peers("b", "abc", 0, 1) == ["a", "c"]
+    with pytest.raises(InputError, match="networkx graph"):
+        Plan(topology=3)

@@ -14,7 +14,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from mutua import SGD, Adam, Federation
+from mutua import SGD, Adam, Federation, InputError
 from mutua.learning.optimizers import Optimizer, Stepper, restore, state_of
 from mutua.methods import FML
 
@@ -200,3 +200,8 @@ def test_the_memes_optimizer_is_new_every_round_but_lasts_within_it(
             w = w - 0.3 * velocity
         assert run.globals[round]["head.weight"].numpy() == pytest.approx(w[:, :-1], abs=1e-5)
         assert run.globals[round]["head.bias"].numpy() == pytest.approx(w[:, -1], abs=1e-5)
+
+
+def test_impossible_betas_are_refused_before_anything_runs() -> None:
+    with pytest.raises(InputError, match="betas"):
+        Adam(betas=(0.9, 1.0))

@@ -479,3 +479,17 @@ def test_clients_may_have_inputs_of_different_sizes_where_the_shared_part_does_n
     run = simulate(FML(), replace(federation, clients=(federation["a"], broad)), rounds=2)
     assert run.engine.kept[3, "b"]["adaptor"]["body.weight"].shape == (6, 7)
     assert set(run.globals[2]) == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("share", ["all", "body"])
+def test_a_personal_model_may_start_as_the_global_did_where_that_is_partial_too(
+    share: str, nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Any
+) -> None:
+    federation = federate(
+        models=[nets.plain, nets.plain, nets.wide], global_model={"name": nets.plain, "share": share}
+    )
+    run = simulate(FML(init="global"), federation, rounds=0)
+    begun = {c: run.engine.kept[0, c]["personal"] for c in "abc"}
+    for client in "ab":
+        assert identical({name: begun[client][name] for name in run.globals[0]}, run.globals[0])
+    assert begun["c"]["body.weight"].shape != begun["a"]["body.weight"].shape

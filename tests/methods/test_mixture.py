@@ -26,7 +26,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
-from mutua.methods import FedAvg, FedProx, FineTuned, MixtureOfExperts
+from mutua.methods import FedAvg, FedProx, FineTuned, Independent, MixtureOfExperts
 from mutua.methods.base import cross_entropy
 from mutua.methods.mixture import Mixture
 from mutua.methods.participant import Participant
@@ -619,3 +619,35 @@ def test_a_partial_global_makes_an_expert_with_the_clients_own_adaptor(
     assert set(run.globals[-1]) == {"body.weight", "body.bias"}
     assert run.engine.kept[3, "b"]["expert"]["head.weight"].shape == (2, 6)
     assert run.history.last("b", "predictor", "test", "accuracy") is not None
+
+
+class Half(torch.nn.Module):
+    """A body that its author has frozen, and a head that learns."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(channels, 6).requires_grad_(False)
+        self.head = torch.nn.Linear(6, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("freeze_experts", [False, True])
+def test_what_a_user_froze_stays_frozen_in_the_mixture(
+    freeze_experts: bool, nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    method = MixtureOfExperts(mixture_epochs=2, freeze_experts=freeze_experts)
+    run = simulate(method, federate((9, 12), models=Half, global_model=nets.plain))
+    for client in "ab":
+        built = run.engine.modules.get(
+            "personal",
+            run.federation[client].model,
+            run.federation[client],
+            run.engine.stores[client].state["personal"],
+        )
+        assert [p.requires_grad for p in built.parameters()] == [False, False, True, True]
+        begun = simulate(Independent(), federate((9, 12), models=Half), rounds=0).engine.stores[client].state
+        assert torch.equal(
+            run.engine.stores[client].state["personal"]["body.weight"], begun["personal"]["body.weight"]
+        )
