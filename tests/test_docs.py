@@ -307,7 +307,7 @@ def test_every_option_of_a_method_is_described_and_no_other() -> None:
     text, _, rest = read("docs/methods.md").partition("## Not described yet")
     described = sections(text, "##")
     to_come = set(re.findall(r"^- `(.*)`$", rest, re.MULTILINE))
-    assert set(base.names()) - to_come == set(described)
+    assert set(base.method_names()) - to_come == set(described)
     assert not to_come & set(described)
     for name, body in described.items():
         fields = base._METHODS[name].model_fields
@@ -362,7 +362,7 @@ def test_what_leaves_is_said_as_the_methods_declare_it() -> None:
     }
     for name, line in leaves.items():
         cell = line.split("|")[2]
-        shares = base.of({"name": name}).shares
+        shares = base.method_of({"name": name}).shares
         if name != "centralised":
             assert all(word in cell for kind, word in words.items() if kind in shares), name
             assert all(word not in cell for kind, word in words.items() if kind not in shares), name

@@ -316,7 +316,7 @@ def message(rng: random.Random, place: Path) -> None:
         assert found.nbytes == len(found.encode()) and Message.decode(found.encode()) == found
         ledger.Ledger().record(1, "c0", "up", found)
         ledger.may_leave(found, FedAvg().shares, Message(**{"global": weights(shared)}))
-        merging.fits(found.arrays("meme") if "meme" in found else {}, shared)
+        merging.check_weights(found.arrays("meme") if "meme" in found else {}, shared)
 
 
 def checkpoint(rng: random.Random, place: Path) -> None:

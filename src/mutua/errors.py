@@ -95,10 +95,10 @@ def line(text: str, most: int = 2000) -> str:
 def described(error: BaseException) -> str:
     """An error of somebody's own code in one line: its kind, what it says, and where it was raised."""
     first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}".removesuffix(": ") + place(error)
+    return f"{type(error).__name__}: {first}".removesuffix(": ") + raised_at(error)
 
 
-def place(error: BaseException) -> str:
+def raised_at(error: BaseException) -> str:
     """` (my_method.py:12)`: the innermost line that is neither mutua's nor a library's, if any."""
     libraries = str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<"
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]

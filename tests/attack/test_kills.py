@@ -44,7 +44,7 @@ SEED = 23
 SHARES = {"public": {"share": 0.3}}
 SEEDED = {"clip": 1.0, "noise": 0.5, "randomness": "seeded"}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"{name}, plain": (name, {}) for name in base.names()},
+    **{f"{name}, plain": (name, {}) for name in base.method_names()},
     "fedavg, adam and cosine": (
         "fedavg",
         {"optimizer": {"name": "adam", "lr": {"schedule": "cosine", "start": 0.01, "end": 0.001}}},

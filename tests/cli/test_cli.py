@@ -517,7 +517,7 @@ def test_join_predict_and_export(
 def test_methods_and_models(command: Command) -> None:
     done = command("methods")
     assert done.code == 0 and "…" not in done.out
-    for name in base.names():
+    for name in base.method_names():
         assert re.search(rf"^{name} ", done.out, re.MULTILINE)
     for column in ("options", "leaves a client", "different models", "the server", "weights sent", "sent a round"):
         assert re.search(rf"^{column}: .", done.out, re.MULTILINE)  # a legend

@@ -22,8 +22,7 @@ from mutua import InputError, Message, Plan, Privacy, Recipe
 from mutua.federation.accounting import Uses, epsilon, rdp
 from mutua.federation.message import weights
 from mutua.learning.merging import mean
-from mutua.methods import FML, FedAvg, Independent
-from mutua.methods.base import of
+from mutua.methods import FML, FedAvg, Independent, of
 from mutua.runs.guarantee import check_privacy
 from mutua.runs.preparation import prepared
 from mutua.seeds import private, torch_stream

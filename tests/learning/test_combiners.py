@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import mutua
 from mutua import InputError, Message, Recipe
 from mutua.federation.message import weights
-from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, too_long, update_norms
+from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, overlong_updates, update_norms
 from mutua.methods import FML, FedAvg
-from mutua.methods.base import of, spec
+from mutua.methods.base import method_of, section_of
 from mutua.reports.console import options
 from mutua.rounds.loop import Rejected
 from mutua.support.tensor_files import Tensors
@@ -244,7 +244,7 @@ def test_norms_are_of_all_floating_numbers_as_one_vector() -> None:
 
 def test_which_updates_are_too_long() -> None:
     def found(*norms: float, ratio: float = 100) -> list[int]:
-        return list(too_long([{"w": torch.tensor([n, 0.0])} for n in norms], {"w": torch.zeros(2)}, ratio))
+        return list(overlong_updates([{"w": torch.tensor([n, 0.0])} for n in norms], {"w": torch.zeros(2)}, ratio))
 
     assert found(1, 2, 3, 1000, 200) == [3]  # the median is 3
     assert found(1, 1, 100) == []
@@ -287,10 +287,16 @@ def test_an_update_a_thousand_times_as_long_is_refused_by_name_and_the_round_goe
 
 def test_a_combiner_is_chosen_by_one_key() -> None:
     assert FedAvg().combine == Mean()
-    assert FML(combine="median").combine == of({"name": "fml", "combine": {"name": "median"}}).combine == Median()
-    method = of({"name": "fedavg", "combine": {"name": "trimmed-mean", "share": 0.3}, "max_norm_ratio": 100})
+    assert (
+        FML(combine="median").combine
+        == method_of({"name": "fml", "combine": {"name": "median"}}).combine
+        == Median()
+    )
+    method = method_of(
+        {"name": "fedavg", "combine": {"name": "trimmed-mean", "share": 0.3}, "max_norm_ratio": 100}
+    )
     assert (method.combine, method.max_norm_ratio) == (TrimmedMean(share=0.3), 100)
-    assert of(spec(method)) == method
+    assert method_of(section_of(method)) == method
 
 
 @pytest.mark.parametrize(
@@ -306,10 +312,10 @@ def test_a_combiner_is_chosen_by_one_key() -> None:
 )
 def test_what_no_combiner_is(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as error:
-        of({"name": "fml", **options})
+        method_of({"name": "fml", **options})
     assert said in str(error.value)
     with pytest.raises(InputError, match="unknown key"):
-        of({"name": "independent", **options})  # which merges nothing
+        method_of({"name": "independent", **options})  # which merges nothing
 
 
 def test_combiners_compared_from_the_command_line(command: Any, tmp_path: Any) -> None:

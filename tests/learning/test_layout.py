@@ -13,7 +13,7 @@ import mutua
 from mutua import SGD, Adam, Architecture, InputError
 from mutua.federation.module_pool import Modules
 from mutua.learning.layout import channels_last, lay_channels_last
-from mutua.learning.optimizers import restore, state_of
+from mutua.learning.optimizers import optimizer_state, restore_optimizer
 
 IMAGES = torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(40) % 3
@@ -165,10 +165,10 @@ def test_a_gradient_that_lies_otherwise_is_stepped_rightly(spec: Any) -> None:
         fused.step()
         plain.step()
         if step == 1:  # what was kept goes on rightly too
-            kept = state_of(fused)
+            kept = optimizer_state(fused)
             assert all(array.is_contiguous() for array in kept.values())
             fused = spec.build(mine.parameters(), spec.rate(1, 1))
-            restore(fused, kept)
+            restore_optimizer(fused, kept)
     torch.testing.assert_close(mine.weight, other.weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(mine.bias, other.bias, rtol=1e-5, atol=1e-6)
 

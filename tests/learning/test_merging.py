@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mutua import Refused
-from mutua.learning.merging import fits, mean
+from mutua.learning.merging import check_weights, mean
 
 
 def test_weighted_mean_by_hand() -> None:
@@ -83,7 +83,7 @@ SHARED = {"w": torch.zeros(2, 3), "b": torch.zeros(2), "n": torch.tensor(4)}
 
 
 def test_the_shared_models_like_fits() -> None:
-    fits({name: array + 1 for name, array in SHARED.items()}, SHARED)
+    check_weights({name: array + 1 for name, array in SHARED.items()}, SHARED)
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_the_shared_models_like_fits() -> None:
 def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     arrays: dict[str, Tensor] = {n: a for n, a in {**SHARED, **changes}.items() if a is not None}
     with pytest.raises(Refused) as refused:
-        fits(arrays, SHARED)
+        check_weights(arrays, SHARED)
     assert named in str(refused.value)

@@ -51,7 +51,7 @@ def test_labels_against_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
     assert of("macro_f1", p, y) == pytest.approx(sk.f1_score(y, predicted, labels=present, average="macro"))
     recall = sk.recall_score(y, predicted, labels=present, average="macro")
     assert of("balanced_accuracy", p, y) == pytest.approx(recall)
-    assert metrics.confusion(p, y).tolist() == sk.confusion_matrix(y, predicted, labels=range(6)).tolist()
+    assert metrics.confusion_matrix(p, y).tolist() == sk.confusion_matrix(y, predicted, labels=range(6)).tolist()
 
 
 def test_auroc_against_scikit_learn(case: tuple[Tensor, Tensor]) -> None:
@@ -139,7 +139,7 @@ def test_one_class_has_no_auroc() -> None:
 def test_no_samples_give_none() -> None:
     p, y = torch.empty(0, 4), torch.empty(0, dtype=torch.long)
     assert metrics.scalars(p, y) == dict.fromkeys(NAMES)
-    assert metrics.confusion(p, y).tolist() == np.zeros((4, 4)).tolist()
+    assert metrics.confusion_matrix(p, y).tolist() == np.zeros((4, 4)).tolist()
 
 
 def test_scalars_are_plain_floats_by_name() -> None:

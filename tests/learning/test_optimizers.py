@@ -15,7 +15,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from mutua import SGD, Adam, Federation, InputError
-from mutua.learning.optimizers import Optimizer, Stepper, restore, state_of
+from mutua.learning.optimizers import Optimizer, Stepper, optimizer_state, restore_optimizer
 from mutua.methods import FML
 
 OPTIMIZERS: list[SGD | Adam] = [
@@ -40,9 +40,9 @@ def test_a_restored_optimizer_goes_on_as_if_never_stopped(settings: Any) -> None
     descend(straight, settings.build([straight], 0.1), 0, 6)
     first = settings.build([cut], 0.1)
     descend(cut, first, 0, 3)
-    kept = state_of(first)
+    kept = optimizer_state(first)
     again = settings.build([cut], 0.1)
-    restore(again, kept)
+    restore_optimizer(again, kept)
     descend(cut, again, 3, 3)
     assert torch.equal(straight, cut)
 
@@ -51,11 +51,11 @@ def test_what_is_kept_is_a_copy_both_ways() -> None:
     weights = nn.Parameter(torch.ones(3))
     optimizer = OPTIMIZERS[1].build([weights], 0.1)
     descend(weights, optimizer, 0, 1)
-    kept = state_of(optimizer)
+    kept = optimizer_state(optimizer)
     before = {name: array.clone() for name, array in kept.items()}
     descend(weights, optimizer, 1, 1)
     restored = OPTIMIZERS[1].build([weights], 0.1)
-    restore(restored, kept)
+    restore_optimizer(restored, kept)
     descend(weights, restored, 1, 1)
     assert list(kept) == ["0.momentum_buffer"]
     assert all(torch.equal(kept[name], before[name]) for name in kept)
@@ -65,10 +65,10 @@ def test_memory_belongs_to_its_parameter_even_where_some_have_none() -> None:
     unused, used = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
     optimizer = SGD(momentum=0.9).build([unused, used], 0.1)
     descend(used, optimizer, 0, 1)
-    kept = state_of(optimizer)
+    kept = optimizer_state(optimizer)
     assert list(kept) == ["1.momentum_buffer"]
     again = SGD(momentum=0.9).build([unused, used], 0.1)
-    restore(again, kept)
+    restore_optimizer(again, kept)
     assert torch.equal(again.memory[1]["momentum_buffer"], kept["1.momentum_buffer"])
 
 
@@ -77,7 +77,7 @@ def test_a_restored_optimizer_has_the_new_rounds_rate() -> None:
     optimizer = SGD(momentum=0.5).build([weights], 1.0)
     descend(weights, optimizer, 0, 1)
     again = SGD(momentum=0.5).build([weights], 0.25)
-    restore(again, state_of(optimizer))
+    restore_optimizer(again, optimizer_state(optimizer))
     assert again.lr == 0.25
 
 
@@ -127,7 +127,7 @@ def test_weights_with_channels_last_move_as_others_do_and_are_not_copied(setting
         called = {event.name for event in seen.events()}
         assert any("_fused_" in name for name in called)
         assert "aten::clone" not in called
-    remembered = [state_of(stepper) for stepper in steppers.values()]
+    remembered = [optimizer_state(stepper) for stepper in steppers.values()]
     torch.testing.assert_close(*remembered)
 
 

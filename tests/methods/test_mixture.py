@@ -27,7 +27,7 @@ from mutua.federation.store import Store
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
 from mutua.methods import FedAvg, FedProx, FineTuned, Independent, MixtureOfExperts
-from mutua.methods.base import cross_entropy
+from mutua.methods.base import supervised
 from mutua.methods.mixture import Mixture
 from mutua.methods.participant import Participant
 from mutua.rounds.loop import RoundStarted
@@ -249,7 +249,7 @@ def test_the_mixture_is_never_worse_on_validation_than_its_start(
         start = Participant(run.job, client, {}, 2, Modules(torch.device("cpu")))
         start.initialise("personal")
         stop = EarlyStopping("personal", method.patience, method.mixture_epochs)
-        start.fit(cross_entropy, {"personal": start.model("personal")}, until=stop)
+        start.fit(supervised, {"personal": start.model("personal")}, until=stop)
         start.keep("expert", start.fork(run.engine.briefs[2, client.id]))
         start.scorer("gate", run.job.global_architecture)
         before = measure(method.predictor(start, None), client.val, client.task)["loss"]
@@ -270,7 +270,7 @@ def test_frozen_experts_keep_their_bytes_running_statistics_and_all(
         alone = Participant(run.job, client, {}, 2, Modules(torch.device("cpu")))
         alone.initialise("personal")
         stop = EarlyStopping("personal", method.patience, method.mixture_epochs)
-        alone.fit(cross_entropy, {"personal": alone.model("personal")}, until=stop)
+        alone.fit(supervised, {"personal": alone.model("personal")}, until=stop)
         alone.scorer("gate", run.job.global_architecture)
         kept = run.engine.kept[2, client.id]
         assert identical(kept["expert"], run.globals[1])

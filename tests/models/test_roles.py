@@ -58,6 +58,6 @@ def test_a_narrow_resnet_trains_in_every_role(role: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.model_names())
 def test_every_model_trains_at_every_width_in_every_role(name: str, width: float, role: str) -> None:
     trains(name, width, role)

@@ -183,7 +183,7 @@ def test_a_set_that_cannot_be(tmp_path: Path, override: str, said: str) -> None:
 # Writing
 
 
-@pytest.mark.parametrize("name", base.names())
+@pytest.mark.parametrize("name", base.method_names())
 def test_a_recipe_written_and_read_is_the_same(tmp_path: Path, name: str) -> None:
     recipe = load(tmp_path, PUBLISHED, f"method={{name: {name}}}")
     assert load(tmp_path, recipe.dump()) == recipe

@@ -135,7 +135,7 @@ def test_no_samples_at_all_still_draws(tmp_path: Path) -> None:
 
 def test_a_method_has_one_colour_and_others_take_free_ones() -> None:
     assert all(colours([method]) == {method: colour} for method, colour in COLOURS.items())
-    assert len({COLOURS[method] for method in base.names()}) == len(base.names())  # each its own
+    assert len({COLOURS[method] for method in base.method_names()}) == len(base.method_names())  # each its own
     found = colours(["fml", "x", "fedavg", "y"])
     assert (found["fml"], found["fedavg"]) == (COLOURS["fml"], COLOURS["fedavg"])
     assert len(set(found.values())) == 4

@@ -149,7 +149,7 @@ def test_the_confusion_adds_up_to_the_test_samples(finished: Finished) -> None:
     assert counts.trace() / counts.sum() == pytest.approx(result.clients[0].accuracy())
 
 
-@pytest.mark.parametrize("name", base.names())
+@pytest.mark.parametrize("name", base.method_names())
 def test_every_methods_models_come_back_as_they_served(finished: Finished, name: str) -> None:
     folder, result = finished({"name": name, **QUICK.get(name, {})}, **NEEDS.get(name, {}))
     run = RunFolder.open(folder)

@@ -82,7 +82,7 @@ def left(place: Path) -> dict[str, Any]:
     return {**found, "run.json": record, "state": state}
 
 
-@pytest.mark.parametrize("method", base.names())
+@pytest.mark.parametrize("method", base.method_names())
 def test_every_method_made_longer_has_the_bytes_of_a_run_planned_so_long(method: str, tmp_path: Path) -> None:
     begin(recipe_of(method, 5), tmp_path / "planned")
     begin(recipe_of(method, 2), tmp_path / "run")
@@ -296,7 +296,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_becomes_longer(
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_result_becomes_longer(workers: int, federate: Any) -> None:
     federation = federate()
-    method = base.of({"name": "finetuned", "tune_epochs": 2})
+    method = base.method_of({"name": "finetuned", "tune_epochs": 2})
     plan: dict[str, Any] = {"client_fraction": 0.7, "workers": workers, "progress": False, "device": "cpu"}
     short = mutua.run(method, federation, rounds=2, **plan)
     before = list(short.history)

@@ -89,7 +89,9 @@ def test_killed_while_workers_are_at_work(whole: Any, tmp_path: Path, monkeypatc
 # Stopped
 
 
-@pytest.mark.parametrize(("method", "cores"), [*((name, 1) for name in base.names()), ("fml", 2), ("mixture", 2)])
+@pytest.mark.parametrize(
+    ("method", "cores"), [*((name, 1) for name in base.method_names()), ("fml", 2), ("mixture", 2)]
+)
 def test_every_method_stopped_within_a_round_goes_on_to_the_same_bytes(
     method: str, cores: int, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,6 @@ def test_what_is_given_in_python_may_be_named_by_files(nets: str) -> None:
             mutua.Architecture.of("mutua.cli.commands:main")
         with pytest.raises(InputError, match=r"card.json names code from outside mutua"):
             mutua.Architecture.of("torch.nn:Linear")
-        mutua.methods.base.of({"name": "mutua.methods.fedavg:FedAvg"})
+        mutua.methods.base.method_of({"name": "mutua.methods.fedavg:FedAvg"})
     with pytest.raises(InputError, match="is not of the form"):
         mutua.trust("no name")

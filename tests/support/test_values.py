@@ -39,8 +39,8 @@ def parts(annotation: Any) -> Iterator[Any]:
 
 def numbers() -> list[tuple[type[BaseModel], str, set[Any]]]:
     """Every field of numbers, in every section and method."""
-    for name in base.names():
-        base.of({"name": name})
+    for name in base.method_names():
+        base.method_of({"name": name})
     found = []
     for kind in sorted(set(specs()), key=lambda kind: (kind.__module__, kind.__name__)):
         kind.model_rebuild()

@@ -591,8 +591,8 @@ def methods() -> None:
     from mutua.reports import console
 
     table = console.table(["name", "what", "options", "leaves a client"])
-    for name in base.names():
-        method = base.of({"name": name})
+    for name in base.method_names():
+        method = base.method_of({"name": name})
         shares = ", ".join(f"{kind} ({what})" for kind, what in method.shares.items()) or "nothing"
         about = (type(method).__doc__ or "").splitlines()[0]
         table.add_row(name, about, ", ".join(type(method).model_fields) or "none", shares)
@@ -606,8 +606,8 @@ def methods() -> None:
     facts = console.table(
         ["name", "different models", "different data", "opt-out", "the server", "weights sent", "sent a round"]
     )
-    for name in base.names():
-        method = base.of({"name": name})
+    for name in base.method_names():
+        method = base.method_of({"name": name})
         sent = [base.BANDWIDTH[kind] for kind in method.shares if kind in base.BANDWIDTH] or ["nothing"]
         weights = "yes" if Kind.WEIGHTS in method.shares else "no"
         can = method.own_models, method.different_data, method.honours_opt_out

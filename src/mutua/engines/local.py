@@ -32,7 +32,7 @@ from mutua.federation.federation import Federation
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
-from mutua.learning.evaluation import batches, is_union, probabilities
+from mutua.learning.evaluation import evaluation_batches, is_union, probabilities
 from mutua.methods.base import Job
 from mutua.support import signals
 from mutua.support.profiling import Span, note
@@ -92,7 +92,7 @@ class LocalEngine:
         """Each briefed client's models on its own data, and the global on the common test set."""
         test = self.federation.test if shared is not None else None
         given = {client: (round, brief, self.stores[client].stage(round + 1)) for client, brief in briefs.items()}
-        number = 0 if test is None else len(batches(test))
+        number = 0 if test is None else len(evaluation_batches(test))
         scores = self._tasks("score", {str(i): (shared,) for i in range(number)})
         seen = test is not None and self._seen_by_clients(briefs, shared)
         found: dict[tuple[str, str], Any] = {}
@@ -218,7 +218,9 @@ class LocalEngine:
         client = self.federation.clients[0]
         assert self.federation.test is not None
         model = self.modules.get("meme", self.job.global_architecture, client, state)
-        return probabilities(model, batches(self.federation.test)[number], client.task, self.modules.device)
+        return probabilities(
+            model, evaluation_batches(self.federation.test)[number], client.task, self.modules.device
+        )
 
 
 def device(name: str, *, forks: bool = False) -> torch.device:

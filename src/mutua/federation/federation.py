@@ -16,7 +16,7 @@ from mutua.data.public import Public, carve
 from mutua.data.public import dealt as shared_out
 from mutua.data.samples import Layout, Preprocess, Samples, known_classes, together, undeclared
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
-from mutua.errors import InputError, MutuaError, place
+from mutua.errors import InputError, MutuaError, raised_at
 from mutua.learning.task import Task
 from mutua.models import Architecture, shared_names
 from mutua.support.configuration import whole_number
@@ -581,7 +581,7 @@ def _tried(client: Client, role: str, architecture: Architecture) -> tuple[torch
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place(error)}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{raised_at(error)}"
 
 
 def _held(client: Client) -> list[str]:

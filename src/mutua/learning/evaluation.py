@@ -34,7 +34,7 @@ def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cp
     return torch.cat(parts).cpu().clone()
 
 
-def batches(samples: Samples) -> list[Samples]:
+def evaluation_batches(samples: Samples) -> list[Samples]:
     """The parts that are passed through a model at once: the same however many workers share them."""
     return [
         replace(samples, x=x, y=y) for x, y in zip(samples.x.split(BATCH), samples.y.split(BATCH), strict=True)

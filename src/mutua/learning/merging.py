@@ -124,7 +124,7 @@ def update_norms(states: Sequence[Tensors], before: Tensors) -> list[float]:
     return [norm(state) for state in states]
 
 
-def too_long(states: Sequence[Tensors], before: Tensors, ratio: float) -> dict[int, str]:
+def overlong_updates(states: Sequence[Tensors], before: Tensors, ratio: float) -> dict[int, str]:
     """By position, why a state is refused: its update is over `ratio` times as long as the round's median.
 
     Of two in the middle the lower counts, so that two bad clients of four cannot hide behind each other. Two are
@@ -141,7 +141,7 @@ def too_long(states: Sequence[Tensors], before: Tensors, ratio: float) -> dict[i
     }
 
 
-def fits(arrays: Tensors, shared: Tensors) -> None:
+def check_weights(arrays: Tensors, shared: Tensors) -> None:
     """Refuse weights that are not the shared model's in name, shape, type or are not finite."""
     for name in [*(shared.keys() - arrays.keys()), *(arrays.keys() - shared.keys())]:
         what = "is missing" if name in shared else "is not the global's"

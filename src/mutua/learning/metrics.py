@@ -21,7 +21,7 @@ ECE_BINS = 15
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-class Judged:
+class Predictions:
     """Probabilities beside labels, and what several metrics need of them, found once."""
 
     def __init__(self, probabilities: Tensor, y: Tensor) -> None:
@@ -49,47 +49,47 @@ class Judged:
         return right, np.bincount(self.y, minlength=classes), np.bincount(self.predicted, minlength=classes)
 
 
-def confusion(probabilities: Tensor, y: Tensor) -> Array:
+def confusion_matrix(probabilities: Tensor, y: Tensor) -> Array:
     """Counts (C, C): the row is the true class, the column the predicted one."""
     classes = probabilities.shape[1]
     matrix = np.zeros((classes, classes), int)
-    for true, predicted, count in cells(probabilities, y):
+    for true, predicted, count in confusion_counts(probabilities, y):
         matrix[true, predicted] = count
     return matrix
 
 
-def cells(probabilities: Tensor, y: Tensor) -> list[list[int]]:
+def confusion_counts(probabilities: Tensor, y: Tensor) -> list[list[int]]:
     """The confusion matrix without its zeros: true class, predicted class, count; never more than samples."""
-    said, classes = Judged(probabilities, y), probabilities.shape[1]
-    places, counts = np.unique(said.y * classes + said.predicted, return_counts=True)
+    predictions, classes = Predictions(probabilities, y), probabilities.shape[1]
+    places, counts = np.unique(predictions.y * classes + predictions.predicted, return_counts=True)
     return np.stack([places // classes, places % classes, counts], 1).tolist()  # type: ignore[no-any-return]
 
 
-def accuracy(said: Judged) -> float:
+def accuracy(predictions: Predictions) -> float:
     """Share of samples whose most probable class is the label."""
-    return float((said.predicted == said.y).mean())
+    return float((predictions.predicted == predictions.y).mean())
 
 
-def balanced_accuracy(said: Judged) -> float:
+def balanced_accuracy(predictions: Predictions) -> float:
     """Mean recall over the classes that occur in y."""
-    right, true, _ = said.sums
+    right, true, _ = predictions.sums
     recall = right / true.clip(1)
-    return float(recall[said.present].mean())
+    return float(recall[predictions.present].mean())
 
 
-def macro_f1(said: Judged) -> float:
+def macro_f1(predictions: Predictions) -> float:
     """Mean F1 over the classes that occur in y (scikit-learn's default adds the classes only predicted)."""
-    right, true, predicted = said.sums
+    right, true, predicted = predictions.sums
     f1 = 2 * right / (predicted + true).clip(1)
-    return float(f1[said.present].mean())
+    return float(f1[predictions.present].mean())
 
 
-def auroc(said: Judged) -> float | None:
+def auroc(predictions: Predictions) -> float | None:
     """Mean one-vs-rest area under the ROC curve, of classes with both positives and negatives; else None."""
-    total, areas = len(said.y), []
-    for c in said.present:
-        ranked = np.sort(said.p[:, c])
-        positives = said.p[said.y == c, c]
+    total, areas = len(predictions.y), []
+    for c in predictions.present:
+        ranked = np.sort(predictions.p[:, c])
+        positives = predictions.p[predictions.y == c, c]
         n = len(positives)
         if n < total:
             # Twice how many a positive is above, ties counted half: n² of it is above positives, itself included.
@@ -98,21 +98,25 @@ def auroc(said: Judged) -> float | None:
     return float(np.mean(areas)) if areas else None
 
 
-def log_loss(said: Judged) -> float:
+def log_loss(predictions: Predictions) -> float:
     """Mean −ln of the label's probability, which counts as at least float32's smallest (a loss of 87.3)."""
-    return float(-np.log(np.maximum(said.p[np.arange(len(said.y)), said.y].astype(float), SMALLEST)).mean())
+    return float(
+        -np.log(
+            np.maximum(predictions.p[np.arange(len(predictions.y)), predictions.y].astype(float), SMALLEST)
+        ).mean()
+    )
 
 
-def ece(said: Judged) -> float:
+def ece(predictions: Predictions) -> float:
     """Expected calibration error: 15 bins of equal width, closed above, on the top probability."""
-    top = said.p.max(1).astype(float)
+    top = predictions.p.max(1).astype(float)
     # A diverged model's NaN falls into the first bin and makes the sum NaN, as it should.
     bins = np.nan_to_num(np.ceil(top * ECE_BINS) - 1).clip(0, ECE_BINS - 1).astype(int)
-    gaps = np.bincount(bins, weights=(said.predicted == said.y) - top, minlength=ECE_BINS)
-    return float(np.abs(gaps).sum() / len(said.y))
+    gaps = np.bincount(bins, weights=(predictions.predicted == predictions.y) - top, minlength=ECE_BINS)
+    return float(np.abs(gaps).sum() / len(predictions.y))
 
 
-SCALARS: dict[str, Callable[[Judged], float | None]] = {
+SCALARS: dict[str, Callable[[Predictions], float | None]] = {
     "accuracy": accuracy,
     "loss": log_loss,
     "balanced_accuracy": balanced_accuracy,
@@ -124,5 +128,5 @@ SCALARS: dict[str, Callable[[Judged], float | None]] = {
 
 def scalars(probabilities: Tensor, y: Tensor) -> dict[str, float | None]:
     """Every metric that is one number, by name; `loss` is the log-loss."""
-    said = Judged(probabilities, y)
-    return {name: metric(said) if len(y) else None for name, metric in SCALARS.items()}
+    predictions = Predictions(probabilities, y)
+    return {name: metric(predictions) if len(y) else None for name, metric in SCALARS.items()}

@@ -67,8 +67,9 @@ Optimizer = Annotated[SGD | Adam, Field(discriminator="name"), BeforeValidator(_
 class Stepper(ABC):
     """Steps parameters along their gradients by torch's fused kernels, called directly.
 
-    torch.optim's classes around the same kernels take three times as long a step for a small model, and seconds
-    to be imported. The kernels take all memory to lie as the parameter's does, and ask nobody: `like` sees to it.
+    torch.optim's classes around the same kernels take three times as long per step for a small model, and seconds
+    to import. The kernels expect every array to lie in memory as the parameter does, and do not check it:
+    `_laid_out_like` sees to it.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
@@ -88,7 +89,7 @@ class Stepper(ABC):
             if i not in self.memory:
                 self.memory[i] = self._first(parameter)
         parameters: list[Tensor] = [parameter for _, parameter, _ in moved]
-        gradients = [g if g.stride() == p.stride() else like(p, g) for _, p, g in moved]
+        gradients = [g if g.stride() == p.stride() else _laid_out_like(p, g) for _, p, g in moved]
         self._kernel(parameters, gradients, [self.memory[i] for i, _, _ in moved], self.lr if lr is None else lr)
 
     @abstractmethod
@@ -158,7 +159,7 @@ class _Adam(Stepper):
         )
 
 
-def like(parameter: Tensor, array: Tensor) -> Tensor:
+def _laid_out_like(parameter: Tensor, array: Tensor) -> Tensor:
     """The same numbers, lying in memory as the parameter's do."""
     return torch.empty_like(parameter).copy_(array)
 
@@ -168,7 +169,7 @@ def _flat(arrays: list[Tensor]) -> list[Tensor]:
     return [array if array.is_contiguous() else array.as_strided((array.numel(),), (1,)) for array in arrays]
 
 
-def state_of(stepper: Stepper) -> Tensors:
+def optimizer_state(stepper: Stepper) -> Tensors:
     """What is remembered, as arrays named `parameter number.what`."""
     return {
         f"{number}.{what}": array.to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -177,11 +178,11 @@ def state_of(stepper: Stepper) -> Tensors:
     }
 
 
-def restore(stepper: Stepper, arrays: Tensors) -> None:
-    """Go on from what `state_of` kept."""
+def restore_optimizer(stepper: Stepper, arrays: Tensors) -> None:
+    """Go on from what `optimizer_state` kept."""
     stepper.memory = {}
     for name, array in arrays.items():
         number, _, what = name.partition(".")
         parameter = stepper.parameters[int(number)].detach()
-        kept = like(parameter, array) if array.dim() else array.to(parameter.device, copy=True)
+        kept = _laid_out_like(parameter, array) if array.dim() else array.to(parameter.device, copy=True)
         stepper.memory.setdefault(int(number), {})[what] = kept

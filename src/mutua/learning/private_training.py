@@ -26,7 +26,7 @@ class PoissonLoader(Loader):
 
     def _cuts(self) -> list[Tensor]:
         n, rate = len(self.samples), sampling_rate(len(self.samples), self.batch_size)
-        steps = range(steps_an_epoch(n, self.batch_size))
+        steps = range(steps_per_epoch(n, self.batch_size))
         stream = None if self.system else self.generator
         return [(uniforms(n, stream) < rate).nonzero()[:, 0] for _ in steps]
 
@@ -36,7 +36,7 @@ def sampling_rate(samples: int, batch_size: int) -> float:
     return min(1.0, batch_size / samples)
 
 
-def steps_an_epoch(samples: int, batch_size: int) -> int:
+def steps_per_epoch(samples: int, batch_size: int) -> int:
     """How many batches make an epoch."""
     return math.ceil(samples / batch_size)
 

@@ -75,7 +75,7 @@ class Method(Spec, ABC):
     server_does: ClassVar[str] = "nothing"
     honours_opt_out: ClassVar[bool] = False
     """Whether samples that are opted out of the federation cannot change what leaves a client."""
-    one_way: ClassVar[bool] = False
+    only_own_gradients: ClassVar[bool] = False
     """Whether a sample changes the meme by its own gradient, in one `fit` a round, and in no other way."""
     terms: ClassVar[tuple[str, ...]] = ()
     """What its objective's terms are called, beside the models' own names."""
@@ -264,14 +264,14 @@ class Hub(Method):
         """The meme must be the global's in names, shapes and types, and finite."""
         if "meme" not in reply:
             raise Refused("it holds no weights 'meme'")
-        merging.fits(reply.arrays("meme"), server.state["global"])
+        merging.check_weights(reply.arrays("meme"), server.state["global"])
 
     def outliers(self, server: Server, replies: Mapping[str, Message]) -> dict[str, str]:
         """By option, memes that are much farther from the global than the others."""
         if self.max_norm_ratio is None or not replies:
             return {}
         memes = [reply.arrays("meme") for reply in replies.values()]
-        found = merging.too_long(memes, server.state["global"], self.max_norm_ratio)
+        found = merging.overlong_updates(memes, server.state["global"], self.max_norm_ratio)
         return {client: found[i] for i, client in enumerate(replies) if i in found}
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
@@ -296,7 +296,7 @@ class Hub(Method):
     def tune(self, client: Participant, brief: Message | None, until: EarlyStopping) -> None:
         """Continue the global on the client's own data and keep the result."""
         model = client.fork(brief)
-        client.fit(cross_entropy, {"tuned": model}, until=until)
+        client.fit(supervised, {"tuned": model}, until=until)
         client.keep("tuned", model)
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
@@ -310,7 +310,7 @@ def can_stop_early(client: Participant, how: How) -> None:
         raise InputError(f"client {client.id}: no validation samples; '{how}' stops early by them")
 
 
-def cross_entropy(models: Models, batch: Batch, hp: Numbers) -> Terms:
+def supervised(models: Models, batch: Batch, hp: Numbers) -> Terms:
     """Each model on its own: cross-entropy."""
     return {name: batch.task.loss(model(batch.x), batch.y) for name, model in models.items()}
 
@@ -324,18 +324,18 @@ def register(method: type[Method]) -> type[Method]:
     return method
 
 
-def names() -> list[str]:
+def method_names() -> list[str]:
     """The names of all known methods."""
     return sorted(_METHODS)
 
 
-def of(spec: Mapping[str, Any]) -> Method:
+def method_of(section: Mapping[str, Any]) -> Method:
     """The method that a recipe's `method:` section describes."""
-    options = dict(spec)
+    options = dict(section)
     name = str(options.pop("name", ""))
     found = by_path(name, "method.name") if ":" in name else _METHODS.get(name.lower())
     if found is None:
-        raise InputError(f"method.name: '{name}' is not a method; {suggest(name, names())}")
+        raise InputError(f"method.name: '{name}' is not a method; {suggest(name, method_names())}")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise InputError(f"method.name: '{name}' is not a Method class")
     try:
@@ -344,12 +344,12 @@ def of(spec: Mapping[str, Any]) -> Method:
         raise InputError(explain(error, found, "method")) from None
 
 
-def spec(method: Method) -> dict[str, Any]:
+def section_of(method: Method) -> dict[str, Any]:
     """The `method:` section that describes this method, defaults filled in."""
     in_hand(type(method))
-    return {"name": called(method), **method.model_dump(mode="json")}
+    return {"name": recipe_name(method), **method.model_dump(mode="json")}
 
 
-def called(method: Method) -> str:
+def recipe_name(method: Method) -> str:
     """Its name or, of a class that is not registered and may have inherited its name, "package.module:Class"."""
     return method.name if _METHODS.get(method.name) is type(method) else path_of(type(method))

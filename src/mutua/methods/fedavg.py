@@ -30,7 +30,7 @@ class FedAvg(Hub):
 
     name: ClassVar[str] = "fedavg"
     honours_opt_out: ClassVar[bool] = True
-    one_way: ClassVar[bool] = True
+    only_own_gradients: ClassVar[bool] = True
     weights: Literal["samples", "uniform"] = "samples"
     serve: Literal["global", "local"] = "global"
 

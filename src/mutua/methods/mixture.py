@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mutua.federation.message import Message
 from mutua.learning.early_stopping import EarlyStopping
-from mutua.methods.base import cross_entropy, register
+from mutua.methods.base import register, supervised
 from mutua.methods.fedavg import FedAvg
 from mutua.methods.participant import Participant
 from mutua.models import Architecture
@@ -72,11 +72,11 @@ class MixtureOfExperts(FedAvg):
     def finish(self, client: Participant, brief: Message | None) -> None:
         """Stages 2 and 3: a local expert on all data, then both experts and the gate together."""
         client.initialise("personal")
-        client.fit(cross_entropy, {"personal": client.model("personal")}, until=self.stopping("personal"))
+        client.fit(supervised, {"personal": client.model("personal")}, until=self.stopping("personal"))
         client.state.pop("personal.optimizer", None)
         client.keep("expert", client.fork(brief))
         mixture = self._mixture(client)
-        client.fit(cross_entropy, {"mixture": mixture}, until=self.stopping("mixture"))
+        client.fit(supervised, {"mixture": mixture}, until=self.stopping("mixture"))
         for name in ("expert", "personal", "gate"):
             client.keep(name, getattr(mixture, name))
 

@@ -23,7 +23,7 @@ from mutua.federation.store import State, not_finite
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure, probabilities
 from mutua.learning.layout import channels_last
-from mutua.learning.optimizers import restore, state_of
+from mutua.learning.optimizers import optimizer_state, restore_optimizer
 from mutua.learning.precision import computing_in
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
@@ -265,7 +265,7 @@ class Participant:
         optimizers = {n: plan.optimizer.build(p, lr) for n, p in trainable.items() if p}
         for name, optimizer in optimizers.items():
             if f"{name}.optimizer" in self.state:
-                restore(optimizer, self.state[f"{name}.optimizer"])
+                restore_optimizer(optimizer, self.state[f"{name}.optimizer"])
         for module in modules.values():
             module.train()
         trainer = Trainer(modules, optimizers, numbers, self._job.method.terms)
@@ -280,7 +280,7 @@ class Participant:
             if name in self.state:
                 self.keep(name, module)
                 if name in optimizers:
-                    self.state[f"{name}.optimizer"] = state_of(optimizers[name])
+                    self.state[f"{name}.optimizer"] = optimizer_state(optimizers[name])
             elif name == "meme" and "adaptor" in self.state:
                 self.state["adaptor"] = {k: v for k, v in _copy(module).items() if k in self.state["adaptor"]}
 

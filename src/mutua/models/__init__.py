@@ -2,7 +2,9 @@
 
 from mutua.models import mobile, plain, resnet, small  # noqa: F401  (they register themselves)
 from mutua.models.architecture import Architecture
-from mutua.models.registry import describe, names, register
+from mutua.models.registry import describe_model as describe
+from mutua.models.registry import model_names as names
+from mutua.models.registry import register_model as register
 from mutua.models.splice import head_of, shared_names
 
 __all__ = ["Architecture", "describe", "head_of", "names", "register", "shared_names"]

@@ -62,7 +62,7 @@ class Architecture(Spec):
         except ValidationError as error:
             raise InputError(_one_line(error)) from None
         if made.registered:
-            registry.find(str(made.name))
+            registry.find_model(str(made.name))
         elif made.width != 1:
             raise InputError(f"models.width: {made.width} for '{made.label}'; only registered models take one")
         elif isinstance(made.name, str):
@@ -144,7 +144,7 @@ def _resolve(name: str | nn.Module | Callable[..., Any]) -> Any:
     if not isinstance(name, str):
         return name
     if ":" not in name:
-        return registry.find(name)
+        return registry.find_model(name)
     return factory_by_path(name, "models")
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from mutua.models.parts import Size, at_least, chain, conv_norm, pooled_head, scaled
-from mutua.models.registry import register
+from mutua.models.registry import register_model
 
 
-@register("mobilenetv2")
+@register_model("mobilenetv2")
 def mobilenetv2(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """MobileNetV2; 2.2 million parameters."""
     at_least(size, 8)
@@ -52,7 +52,7 @@ class _Inverted(nn.Module):
         return x + y if self.residual else y
 
 
-@register("shufflenetv2")
+@register_model("shufflenetv2")
 def shufflenetv2(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """ShuffleNetV2; 1.3 million parameters."""
     at_least(size, 8)

@@ -14,7 +14,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 _factories: dict[str, Callable[..., nn.Module]] = {}
 
 
-def register(name: str) -> Callable[[Factory], Factory]:
+def register_model(name: str) -> Callable[[Factory], Factory]:
     """Give a factory or class a model name; its docstring's first line describes it."""
 
     def add(factory: Factory) -> Factory:
@@ -33,18 +33,18 @@ def _origin(factory: Callable[..., Any]) -> tuple[str, str]:
     return factory.__module__, getattr(factory, "__qualname__", "")
 
 
-def names() -> list[str]:
+def model_names() -> list[str]:
     """The names of all registered models, sorted."""
     return sorted(_factories)
 
 
-def find(name: str) -> Callable[..., nn.Module]:
+def find_model(name: str) -> Callable[..., nn.Module]:
     """The factory registered under this name."""
     if name not in _factories:
-        raise InputError(f"models: '{name}' is not a model; {suggest(name, names())}")
+        raise InputError(f"models: '{name}' is not a model; {suggest(name, model_names())}")
     return _factories[name]
 
 
-def describe(name: str) -> str:
+def describe_model(name: str) -> str:
     """One line about the model of this name."""
-    return (inspect.getdoc(find(name)) or "").partition("\n")[0]
+    return (inspect.getdoc(find_model(name)) or "").partition("\n")[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from mutua.models.parts import ConvPool, Dense, Size, at_least, chain, scaled, sides
-from mutua.models.registry import register
+from mutua.models.registry import register_model
 
 
-@register("mlp")
+@register_model("mlp")
 def mlp(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """Two hidden layers of 200; takes images or plain features."""
     height, breadth = sides(size)
@@ -21,31 +21,31 @@ def mlp(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Seque
     )
 
 
-@register("lenet5")
+@register_model("lenet5")
 def lenet5(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """LeNet5: 5×5 convolutions 6 and 16, layers of 120 and 84; 61,706 parameters at 28×28×1."""
     return _convolutional(channels, size, classes, width, convs=[(6, 5, 2), (16, 5, 0)], dense=[120, 84])
 
 
-@register("cnn1")
+@register_model("cnn1")
 def cnn1(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """FML's CNN1: 3×3 convolutions 6 and 16, a layer of 120."""
     return _convolutional(channels, size, classes, width, convs=[(6, 3, 1), (16, 3, 1)], dense=[120])
 
 
-@register("cnn2")
+@register_model("cnn2")
 def cnn2(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """FML's CNN2: three 3×3 convolutions of 128 straight to the head."""
     return _convolutional(channels, size, classes, width, convs=[(128, 3, 1)] * 3, dense=[])
 
 
-@register("cnn-5x5")
+@register_model("cnn-5x5")
 def cnn_5x5(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """The mixture of experts' CNN: 5×5 convolutions 32 and 64, a layer of 512."""
     return _convolutional(channels, size, classes, width, convs=[(32, 5, 0), (64, 5, 0)], dense=[512])
 
 
-@register("fmlu-cnn")
+@register_model("fmlu-cnn")
 def fmlu_cnn(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """FMLU's CNN: 3×3 convolutions 32 and 64, a layer of 128."""
     return _convolutional(channels, size, classes, width, convs=[(32, 3, 0), (64, 3, 0)], dense=[128])

@@ -149,11 +149,11 @@ class Recipe(Plan):
     def _read_method(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = {"name": value}
-        return base.of(value) if isinstance(value, Mapping) else value
+        return base.method_of(value) if isinstance(value, Mapping) else value
 
     @field_serializer("method")
     def _write_method(self, method: Method) -> dict[str, Any]:
-        return base.spec(method)
+        return base.section_of(method)
 
     @model_validator(mode="after")
     def _one_way(self) -> Recipe:
@@ -259,7 +259,7 @@ class Recipe(Plan):
         each = self.models.clients or []
         models = [self.models.global_model, *(each if isinstance(each, list) else [each])]
         models += [*(entry.model for entry in self.clients or []), *models_in(self.method)]
-        names = [base.spec(self.method)["name"], *(model.spec()["name"] for model in models if model)]
+        names = [base.section_of(self.method)["name"], *(model.spec()["name"] for model in models if model)]
         names += [self.opt_out.censor or ""] if self.opt_out else []
         return list(dict.fromkeys(name for name in names if ":" in name))
 

@@ -142,7 +142,7 @@ def what_left(result: Result) -> str:
 
 def options(method: base.Method) -> str:
     """A method's options, defaults filled in: what a report cannot leave out."""
-    given = {key: value for key, value in base.spec(method).items() if key != "name" and value is not None}
+    given = {key: value for key, value in base.section_of(method).items() if key != "name" and value is not None}
     return ", ".join(f"{key} {section(value)}" for key, value in given.items())
 
 

@@ -148,7 +148,7 @@ def _described(result: Result, name: str) -> str:
         "name": re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip("._+-")[:80] or "run",
         "clients": [{"id": c.id, "data": dict(data), "model": _model(c.model)} for c in federation.clients],
         "models": {} if job.global_model is None else {"global": _model(job.global_model)},
-        "method": base.spec(job.method),
+        "method": base.section_of(job.method),
         **job.plan.model_dump(mode="json", exclude_none=True),
     }
     return HEAD + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)

@@ -512,7 +512,7 @@ class RunFolder:
                     self._put_client(files, client, modules)
         record = Record(
             versions=versions(),
-            method=base.spec(job.method),
+            method=base.section_of(job.method),
             plan=job.plan,
             recipe=self._inputs.recipe,
             notes=(*result.federation.notes, *(f"changed {change}" for change in self._inputs.accepted)),
@@ -584,7 +584,7 @@ class RunFolder:
         """The method of the run."""
         try:
             with others(self.path / "run.json"):
-                return base.of(self.record.method)
+                return base.method_of(self.record.method)
         except InputError as error:
             raise InputError(f"RUN: {self.path / 'run.json'}: {error}") from None
 

@@ -16,7 +16,7 @@ from mutua.federation.ledger import Ledger
 from mutua.federation.message import Kind
 from mutua.federation.plan import Plan
 from mutua.federation.privacy import Privacy
-from mutua.learning.private_training import sampling_rate, steps_an_epoch
+from mutua.learning.private_training import sampling_rate, steps_per_epoch
 from mutua.methods.base import Job, Method
 from mutua.rounds.participation import Participation
 
@@ -95,7 +95,7 @@ def check_privacy(privacy: Privacy, method: Method, normed: bool) -> None:
             )
     if privacy.level == "client" or not method.shares:
         return
-    if not method.one_way:
+    if not method.only_own_gradients:
         raise InputError(
             f"privacy.level: 'example', but in {method.name} the meme also learns from a model that has seen "
             "the samples without noise; use level: client, or fedavg"
@@ -152,7 +152,7 @@ def seen_in_messages(
 
 def _steps(plan: Plan, samples: int, rounds: int, noise: float) -> Uses:
     """What a client's training used of the Gaussian mechanism in so many rounds."""
-    steps = plan.steps or (plan.epochs or 1) * steps_an_epoch(samples, plan.batch_size)
+    steps = plan.steps or (plan.epochs or 1) * steps_per_epoch(samples, plan.batch_size)
     return Uses(noise, sampling_rate(samples, plan.batch_size), rounds * steps)
 
 

@@ -156,7 +156,9 @@ def _made_by(architecture: Architecture) -> Any:
     """The factory, class or module behind an architecture."""
     if not isinstance(architecture.name, str):
         return architecture.name
-    return registry.find(architecture.name) if architecture.registered else by_path(architecture.name, "models")
+    return (
+        registry.find_model(architecture.name) if architecture.registered else by_path(architecture.name, "models")
+    )
 
 
 def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[Part]]]:

@@ -72,7 +72,9 @@ class Overview:
         if ":" in name:  # code of the user's own, which has told its name when the run began
             begun = (event for event in self.folder.events.read() if event.get("event") == "begun")
             own = str(next(begun, {}).get("method") or name)
-            name = name if own in base.names() else own  # else it is the name of the method that it is made of
+            name = (
+                name if own in base.method_names() else own
+            )  # else it is the name of the method that it is made of
         return line(name)
 
     @property

@@ -149,11 +149,11 @@ class ClientResult:
 
     def confusion(self, model: nn.Module | None = None) -> np.ndarray:
         """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
-        return metrics.confusion(self._tested(model), self.client.test.y)
+        return metrics.confusion_matrix(self._tested(model), self.client.test.y)
 
     def confusion_cells(self, model: nn.Module | None = None) -> list[list[int]]:
         """The same without its zeros: true class, predicted class, count."""
-        return metrics.cells(self._tested(model), self.client.test.y)
+        return metrics.confusion_counts(self._tested(model), self.client.test.y)
 
     def _tested(self, model: nn.Module | None) -> Tensor:
         return probabilities(model or self.predictor.model, self.client.test, self.client.task)

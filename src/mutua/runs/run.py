@@ -15,8 +15,7 @@ from mutua.errors import InputError, LeftOut, line, suggest
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.federation.store import Store
-from mutua.methods.base import Job, Method
-from mutua.methods.base import of as method_of
+from mutua.methods.base import Job, Method, method_of
 from mutua.rounds.loop import Callback, Rounds, RunState
 from mutua.runs.preparation import affordable, lengthened, prepared
 from mutua.runs.result import ClientResult, Result

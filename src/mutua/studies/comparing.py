@@ -44,9 +44,9 @@ class Contender:
     def of(text: str, recipe: Recipe | None) -> Contender:
         """Read `name` or `name:key=value:key=value`; the recipe's own method keeps the recipe's options."""
         name, *parts = _split(":", text.strip())
-        if name.lower() not in base.names() and parts and "=" not in parts[0]:
+        if name.lower() not in base.method_names() and parts and "=" not in parts[0]:
             name = f"{name}:{parts.pop(0)}"  # a user's own: package.module:Class
-        own = {} if recipe is None else base.spec(recipe.method)
+        own = {} if recipe is None else base.section_of(recipe.method)
         options = dict(own) if name == own.get("name") else {"name": name}
         for part in parts:
             key, equals, value = part.partition("=")
@@ -57,7 +57,7 @@ class Contender:
             except safe_reading.Unreadable:
                 raise InputError(f"--methods: '{text}': '{value}' is not a YAML value") from None
         try:
-            method = base.of(options)
+            method = base.method_of(options)
             label = ":".join([method.name, *parts]) if ":" in name else text.strip()
             return Contender(label, method, text.strip())
         except InputError as error:
@@ -109,7 +109,7 @@ def cells(path: Path, overrides: Sequence[str], methods: str | None) -> list[tup
     named = []
     for cell, one in found:
         for rival in contenders(methods, one):
-            changes = {"method": base.spec(rival.method), **cell.changes}
+            changes = {"method": base.section_of(rival.method), **cell.changes}
             named.append((Cell({"method": rival.label, **cell.labels}, changes), one.with_(method=rival.method)))
     return named
 

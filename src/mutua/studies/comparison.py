@@ -100,7 +100,7 @@ class Compared:
     @property
     def method(self) -> str:
         """The method's name, or the path of a class of the user's own."""
-        return base.called(self.result.job.method)
+        return base.recipe_name(self.result.job.method)
 
     @property
     def alone(self) -> bool:
@@ -239,7 +239,7 @@ def _told_apart(rivals: list[Contender]) -> list[Contender]:
     made = []
     for rival in rivals:
         twins = [other.method for other in rivals if other.label == rival.label and other is not rival]
-        own, others = base.spec(rival.method), [base.spec(twin) for twin in twins]
+        own, others = base.section_of(rival.method), [base.section_of(twin) for twin in twins]
         differ = [key for key in own if any(other.get(key) != own[key] for other in others)]
         made.append(Contender(":".join([rival.label, *(f"{key}={own[key]}" for key in differ)]), rival.method))
     again = [rival.label for rival in made]

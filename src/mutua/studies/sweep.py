@@ -93,7 +93,7 @@ class Planned:
     @property
     def method(self) -> str:
         """The method's name, or the path of a class of the user's own."""
-        return base.called(self.recipe.method)
+        return base.recipe_name(self.recipe.method)
 
     @property
     def alone(self) -> bool:

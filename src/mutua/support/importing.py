@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mutua.errors import InputError, place
+from mutua.errors import InputError, raised_at
 
 ask: Callable[[str], bool] | None = None
 """How the user is asked whether a name is to be trusted, where there is a terminal; the command line sets it."""
@@ -134,7 +134,7 @@ def _found(path: str, field: str) -> Any:
         module = _import(module_name)
     except Exception as error:  # whatever a user's module raises while it is read
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        why = f"{kind}{' '.join(str(error).split())}{place(error)}"
+        why = f"{kind}{' '.join(str(error).split())}{raised_at(error)}"
         raise InputError(f"{field}: '{path}' cannot be imported: {why}") from error
     if not hasattr(module, attribute):
         raise InputError(f"{field}: '{path}': module {module_name} has no '{attribute}'")
