@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from mutua import SGD, Plan
 from mutua.data.partitions import IID, Dirichlet, Shards
 from mutua.learning.schedules import Schedule
-from mutua.support.configuration import Spec
-from mutua.support.explain import explain
+from mutua.support.configuration import Spec, explain
 
 
 class Part(Spec):

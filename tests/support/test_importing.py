@@ -222,7 +222,7 @@ def test_a_stopped_run_names_its_code(nets: str, command: Any, tmp_path: Path) -
 
 def test_what_is_given_in_python_may_be_named_by_files(nets: str) -> None:
     mutua.Architecture.of(change)
-    with importing.others(Path("card.json")):
+    with importing.reading_untrusted_file(Path("card.json")):
         mutua.Architecture.of(importing.path_of(change))
         with pytest.raises(InputError, match=r"card.json names code from outside mutua"):
             mutua.Architecture.of("mutua.cli.commands:main")

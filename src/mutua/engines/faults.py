@@ -14,8 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.seeds import numpy_stream
-from mutua.support.configuration import PathLike, Spec, read_yaml
-from mutua.support.explain import explain
+from mutua.support.configuration import PathLike, Spec, explain, read_yaml
 
 Kind = Literal["nan", "inf", "shape", "name", "dtype", "norm", "bytes", "raise"]
 

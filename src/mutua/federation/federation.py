@@ -19,8 +19,7 @@ from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
 from mutua.errors import InputError, MutuaError, raised_at
 from mutua.learning.task import Task
 from mutua.models import Architecture, shared_names
-from mutua.support.configuration import whole_number
-from mutua.support.explain import checked
+from mutua.support.configuration import checked, whole_number
 from mutua.support.text import Sheet, several, some
 
 if TYPE_CHECKING:

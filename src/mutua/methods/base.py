@@ -27,9 +27,8 @@ from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.participant import Participant, initial_seed
 from mutua.models import Architecture, shared_names
-from mutua.support.configuration import Spec
-from mutua.support.explain import explain
-from mutua.support.importing import by_path, in_hand, name_freely, path_of
+from mutua.support.configuration import Spec, explain
+from mutua.support.importing import import_object, path_of, trust_object, trust_shipped_classes
 
 BANDWIDTH = {
     Kind.WEIGHTS: "a model",
@@ -189,7 +188,7 @@ class Method(Spec, ABC):
         return (client.architecture if own else client.global_architecture).spec()
 
 
-name_freely(Method)
+trust_shipped_classes(Method)
 
 
 @dataclass(frozen=True)
@@ -333,7 +332,7 @@ def method_of(section: Mapping[str, Any]) -> Method:
     """The method that a recipe's `method:` section describes."""
     options = dict(section)
     name = str(options.pop("name", ""))
-    found = by_path(name, "method.name") if ":" in name else _METHODS.get(name.lower())
+    found = import_object(name, "method.name") if ":" in name else _METHODS.get(name.lower())
     if found is None:
         raise InputError(f"method.name: '{name}' is not a method; {suggest(name, method_names())}")
     if not (isinstance(found, type) and issubclass(found, Method)):
@@ -346,7 +345,7 @@ def method_of(section: Mapping[str, Any]) -> Method:
 
 def section_of(method: Method) -> dict[str, Any]:
     """The `method:` section that describes this method, defaults filled in."""
-    in_hand(type(method))
+    trust_object(type(method))
     return {"name": recipe_name(method), **method.model_dump(mode="json")}
 
 

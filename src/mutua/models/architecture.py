@@ -24,9 +24,8 @@ from mutua.models import registry
 from mutua.models.parts import Size, sides
 from mutua.models.splice import Share
 from mutua.support import safe_reading
-from mutua.support.configuration import Spec, local_path
-from mutua.support.explain import TRUTH
-from mutua.support.importing import factory_by_path, in_hand, path_of, permit
+from mutua.support.configuration import BOOL_FOR_NUMBER, Spec, local_path
+from mutua.support.importing import check_trusted, import_factory, path_of, trust_object
 from mutua.support.text import of_width
 
 _EXPECTED = {
@@ -66,9 +65,9 @@ class Architecture(Spec):
         elif made.width != 1:
             raise InputError(f"models.width: {made.width} for '{made.label}'; only registered models take one")
         elif isinstance(made.name, str):
-            permit(made.name, "models")  # now, where it is known whose file names it; it is imported when built
+            check_trusted(made.name, "models")  # now, while the file that names it is known; imported when built
         elif not isinstance(made.name, nn.Module):
-            in_hand(made.name)
+            trust_object(made.name)
         return made
 
     @property
@@ -129,7 +128,7 @@ class Architecture(Spec):
 def _one_line(error: ValidationError) -> str:
     """The first complaint of pydantic, in our words."""
     first = error.errors()[0]
-    if first["type"] == TRUTH:
+    if first["type"] == BOOL_FOR_NUMBER:
         return f"models.{first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
@@ -145,7 +144,7 @@ def _resolve(name: str | nn.Module | Callable[..., Any]) -> Any:
         return name
     if ":" not in name:
         return registry.find_model(name)
-    return factory_by_path(name, "models")
+    return import_factory(name, "models")
 
 
 def _accepted(factory: Callable[..., Any], given: dict[str, Any], label: str) -> dict[str, Any]:

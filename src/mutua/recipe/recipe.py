@@ -35,8 +35,7 @@ from mutua.recipe.grid import Axes, Cell, Grid, cells, changed, put
 from mutua.recipe.sections import Checkpoints, OptOut, PublicSet
 from mutua.seeds import derive
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, Spec, read_yaml
-from mutua.support.explain import checked
+from mutua.support.configuration import PathLike, Spec, checked, read_yaml
 from mutua.support.text import several
 
 

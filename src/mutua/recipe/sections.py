@@ -20,7 +20,7 @@ from mutua.errors import InputError
 from mutua.federation.federation import Client, Federation
 from mutua.seeds import numpy_stream
 from mutua.support.configuration import Spec
-from mutua.support.importing import by_path, permit
+from mutua.support.importing import check_trusted, import_object
 
 
 class Checkpoints(Spec):
@@ -103,7 +103,7 @@ class OptOut(Spec):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.censor is not None:
-            permit(self.censor, "opt_out.censor")
+            check_trusted(self.censor, "opt_out.censor")
         given = [name for name in ("fraction", "samples", "mask") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -133,7 +133,7 @@ class OptOut(Spec):
         if self.censor is None or opted_out is None or not bool(opted_out.any()):
             return client
         secret = client.train.take(opted_out.nonzero()[:, 0])
-        shown = by_path(self.censor, "opt_out.censor")(secret.x.clone())
+        shown = import_object(self.censor, "opt_out.censor")(secret.x.clone())
         if not isinstance(shown, Tensor) or (shown.shape, shown.dtype) != (secret.x.shape, secret.x.dtype):
             raise InputError(
                 f"opt_out.censor: '{self.censor}' must give a tensor of the shape and type it was given"

@@ -11,7 +11,7 @@ from mutua.errors import InputError, line
 from mutua.reports.console import show_notes
 from mutua.rounds.loop import Callback, Event, Finished, RoundEnded, Started, Stopped
 from mutua.support.configuration import PathLike, local_path
-from mutua.support.importing import by_path
+from mutua.support.importing import import_object
 
 
 class Logger(Protocol):
@@ -96,7 +96,7 @@ def known_logger(name: str) -> Callable[[Path], Callback]:
 
 def _maker(name: str) -> Callable[[Path], Logger]:
     if ":" in name:
-        return by_path(name, "--log")  # type: ignore[no-any-return]
+        return import_object(name, "--log")  # type: ignore[no-any-return]
     if name != "tensorboard":
         raise InputError(f"--log: '{name}' is not a logger; give tensorboard, or package.module:Class of your own")
     try:

@@ -63,7 +63,7 @@ from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.support.growing_files import SCHEMA, Events, Mark, Table, torn
-from mutua.support.importing import others
+from mutua.support.importing import reading_untrusted_file
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
 from mutua.support.tensor_files import Tensors
@@ -182,7 +182,7 @@ class RunFolder:
     def _read_recipe(self, text: str | None = None) -> Recipe:
         """The recipe in this text, else in recipe.yaml; others may have written it."""
         path = self.path / "recipe.yaml"
-        with others(path):
+        with reading_untrusted_file(path):
             return Recipe.load(path) if text is None else recipe_of(text)
 
     @property
@@ -583,7 +583,7 @@ class RunFolder:
     def method(self) -> base.Method:
         """The method of the run."""
         try:
-            with others(self.path / "run.json"):
+            with reading_untrusted_file(self.path / "run.json"):
                 return base.method_of(self.record.method)
         except InputError as error:
             raise InputError(f"RUN: {self.path / 'run.json'}: {error}") from None

@@ -32,7 +32,7 @@ from mutua.models import Architecture, registry
 from mutua.recipe.recipe import Recipe, models_in
 from mutua.support import safe_reading
 from mutua.support.configuration import Spec
-from mutua.support.importing import by_path
+from mutua.support.importing import import_object
 
 Show = Callable[[int, int], None]
 """Is told how many bytes are hashed, and of how many."""
@@ -140,7 +140,7 @@ def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Pa
             yield f"the starting weights of the model {architecture.label}", parts
     code = [type(recipe.method), *map(_made_by, unique.values())]
     if recipe.opt_out is not None and recipe.opt_out.censor is not None:
-        code.append(by_path(recipe.opt_out.censor, "opt_out.censor"))
+        code.append(import_object(recipe.opt_out.censor, "opt_out.censor"))
     yield from _sources(code)
 
 
@@ -154,11 +154,10 @@ def _samples(samples: Samples) -> list[Part]:
 
 def _made_by(architecture: Architecture) -> Any:
     """The factory, class or module behind an architecture."""
-    if not isinstance(architecture.name, str):
-        return architecture.name
-    return (
-        registry.find_model(architecture.name) if architecture.registered else by_path(architecture.name, "models")
-    )
+    name = architecture.name
+    if not isinstance(name, str):
+        return name
+    return registry.find_model(name) if architecture.registered else import_object(name, "models")
 
 
 def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[Part]]]:

@@ -14,8 +14,7 @@ from mutua.recipe.sections import Checkpoints as Settings
 from mutua.runs.folder import RunFolder, no_run
 from mutua.runs.inputs import changed_fields
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, local_path
-from mutua.support.explain import explain
+from mutua.support.configuration import PathLike, explain, local_path
 from mutua.support.files import in_use, size
 
 A = TypeVar("A")

@@ -19,8 +19,7 @@ from mutua.methods.base import Job, Method, method_of
 from mutua.rounds.loop import Callback, Rounds, RunState
 from mutua.runs.preparation import affordable, lengthened, prepared
 from mutua.runs.result import ClientResult, Result
-from mutua.support.configuration import whole_number
-from mutua.support.explain import checked
+from mutua.support.configuration import checked, whole_number
 
 ENGINES = ["local"]
 TOLD = 5

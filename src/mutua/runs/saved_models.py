@@ -18,10 +18,9 @@ from mutua.models import Architecture
 from mutua.models.splice import Share
 from mutua.runs.result import Predictor
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, Spec, local_path
-from mutua.support.explain import explain
+from mutua.support.configuration import PathLike, Spec, explain, local_path
 from mutua.support.files import Together, reason, to_json
-from mutua.support.importing import others
+from mutua.support.importing import reading_untrusted_file
 from mutua.support.tensor_files import Tensors
 
 MOST_INPUTS = 2**26
@@ -148,7 +147,7 @@ class SavedModel:
         return build()
 
     def _named(self, spec: Mapping[str, Any]) -> Architecture:
-        with others(self.path / "card.json"):
+        with reading_untrusted_file(self.path / "card.json"):
             return Architecture.of(spec)
 
 

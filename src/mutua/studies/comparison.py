@@ -36,10 +36,9 @@ from mutua.studies.comparing import (
     write,
 )
 from mutua.studies.measures import ABOUT, Held, Measure, alone
-from mutua.support.configuration import PathLike, whole_number
-from mutua.support.explain import checked
+from mutua.support.configuration import PathLike, checked, whole_number
 from mutua.support.files import together
-from mutua.support.importing import installed
+from mutua.support.importing import import_optional
 from mutua.support.text import Sheet, size, spread
 
 SHOWN = ("global", "predictor", "acc")
@@ -195,7 +194,7 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each method, seed, client and model."""
-        return installed("pandas", "to_pandas").DataFrame(rows(self._summaries), columns=list(COMPARED))
+        return import_optional("pandas", "to_pandas").DataFrame(rows(self._summaries), columns=list(COMPARED))
 
     def save(self, path: PathLike) -> Path:
         """Save all runs as the folder of a comparison: for `mutua.report` and the command line."""

@@ -1,8 +1,8 @@
-"""Objects by "package.module:name": how users name models, methods and functions of their own, and who may.
+"""Objects by "package.module:name": how users name their own models, methods and functions, and what is trusted.
 
 A name runs code: its module is imported, and a model's factory is called. What the user gives (a recipe, an
-option, Python) may name any. A file that somebody else may have written (`others`) may not, unless the user allows
-that very name.
+option, Python) may name any code. A file that somebody else may have written (`reading_untrusted_file`) may not,
+unless the user allows that very name.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any
 from mutua.errors import InputError, raised_at
 
 ask: Callable[[str], bool] | None = None
-"""How the user is asked whether a name is to be trusted, where there is a terminal; the command line sets it."""
+"""Asks the user whether to trust a name, where there is a terminal; the command line sets it."""
 
-_free: list[type] = []
+_shipped_kinds: list[type] = []
 _trusted: set[str] = set()
 _refused: set[str] = set()
-_file: ContextVar[Path | None] = ContextVar("the file of others that is being read", default=None)
+_untrusted_file: ContextVar[Path | None] = ContextVar("the untrusted file that is being read", default=None)
 
 
 def trust(*names: str) -> None:
-    """Let files that others may have written name this code, each "package.module:name", in this process."""
+    """Let files that others may have written name this code ("package.module:name"), in this process."""
     for name in names:
         _parts(name, "--trust-code")
         _trusted.add(name)
 
 
-def name_freely(kind: type) -> None:
-    """Any file may name classes of this kind that come with mutua."""
-    _free.append(kind)
+def trust_shipped_classes(kind: type) -> None:
+    """Let any file name subclasses of `kind` that come with mutua."""
+    _shipped_kinds.append(kind)
 
 
 def path_of(thing: Any) -> str:
@@ -45,28 +45,28 @@ def path_of(thing: Any) -> str:
     return f"{thing.__module__}:{getattr(thing, '__qualname__', '')}"
 
 
-def in_hand(thing: Any) -> None:
-    """Trust the name of a function or class that the user has given as an object: files may name it later."""
+def trust_object(thing: Any) -> None:
+    """Trust the name of a function or class that the user gave as an object: files may name it later."""
     _trusted.add(path_of(thing))
 
 
 @contextmanager
-def others(path: Path) -> Iterator[None]:
-    """While a file is read that somebody else may have written: the code that it names must be trusted."""
-    before = _file.set(path)
+def reading_untrusted_file(path: Path) -> Iterator[None]:
+    """While this file is read, which somebody else may have written: the code that it names must be trusted."""
+    before = _untrusted_file.set(path)
     try:
         yield
     finally:
-        _file.reset(before)
+        _untrusted_file.reset(before)
 
 
-def permit(path: str, field: str) -> None:
-    """Refuse code that a file of others names and the user has not allowed; what the user names is allowed."""
+def check_trusted(path: str, field: str) -> None:
+    """Refuse code that an untrusted file names and the user has not allowed; what the user names is allowed."""
     _parts(path, field)
-    file = _file.get()
+    file = _untrusted_file.get()
     if file is None:
         _trusted.add(path)
-    if path in _trusted or _ours(path):
+    if path in _trusted or _is_shipped(path):
         return
     if ask is not None and path not in _refused:
         if ask(f"{file} names code from outside mutua, '{path}'. Import and run it?"):
@@ -79,17 +79,17 @@ def permit(path: str, field: str) -> None:
     )
 
 
-def by_path(path: str, field: str) -> Any:
-    """The object at "package.module:name"; `field` is what an error names."""
-    permit(path, field)
-    return _found(path, field)
+def import_object(path: str, field: str) -> Any:
+    """The object at "package.module:name"; an error names `field`."""
+    check_trusted(path, field)
+    return _get(path, field)
 
 
-def factory_by_path(path: str, field: str) -> Any:
-    """The model, class of models or factory at "package.module:name"; what cannot be one is not called."""
+def import_factory(path: str, field: str) -> Any:
+    """The model, model class or factory at "package.module:name"; anything else is refused, not called."""
     from torch import nn
 
-    found = by_path(path, field)
+    found = import_object(path, field)
     if isinstance(found, nn.Module) or (isinstance(found, type) and issubclass(found, nn.Module)):
         return found
     if isinstance(found, type) or not callable(found):
@@ -117,18 +117,18 @@ def _of_python(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _ours(path: str) -> bool:
-    """Whether it is a class of models or methods that comes with mutua."""
+def _is_shipped(path: str) -> bool:
+    """Whether it is a model or method class that comes with mutua."""
     if not path.startswith("mutua."):
         return False
     from torch import nn
 
-    found = _found(path, "name")
-    kinds = (nn.Module, *_free)
+    found = _get(path, "name")
+    kinds = (nn.Module, *_shipped_kinds)
     return isinstance(found, type) and issubclass(found, kinds) and found.__module__[:6] == "mutua."
 
 
-def _found(path: str, field: str) -> Any:
+def _get(path: str, field: str) -> Any:
     module_name, attribute = _parts(path, field)
     try:
         module = _import(module_name)
@@ -142,7 +142,7 @@ def _found(path: str, field: str) -> Any:
 
 
 def _import(name: str) -> ModuleType:
-    """A module on the path, else one in the current folder, which then stays last on the path."""
+    """A module on the import path, else one in the current folder, which then stays last on that path."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -153,8 +153,8 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-def installed(package: str, field: str) -> ModuleType:
-    """A package that not everybody has; `field` is what needs it."""
+def import_optional(package: str, field: str) -> ModuleType:
+    """An optional package; `field` is what needs it."""
     try:
         return importlib.import_module(package)
     except ImportError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar, TypeVar, overload
 
-from mutua.support.importing import installed
+from mutua.support.importing import import_optional
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
@@ -87,7 +87,7 @@ class Log(Sequence[R]):
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame, with a row for each row."""
-        pandas = installed("pandas", "to_pandas")
+        pandas = import_optional("pandas", "to_pandas")
         fields = self.kind._fields  # type: ignore[attr-defined]
         return pandas.DataFrame(list(self), columns=list(fields))
 

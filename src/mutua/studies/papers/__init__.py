@@ -15,8 +15,7 @@ from mutua.errors import InputError, suggest
 from mutua.recipe.grid import Cell, Grid, as_label, as_labels, cells, changed, kept, known
 from mutua.recipe.recipe import Recipe
 from mutua.studies.measures import check
-from mutua.support.configuration import Spec, read_yaml
-from mutua.support.explain import checked
+from mutua.support.configuration import Spec, checked, read_yaml
 
 FOLDER = Path(__file__).parent
 Scale = Literal["laptop", "paper"]
