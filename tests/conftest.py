@@ -283,12 +283,12 @@ def command(
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
 
     def call(*words: object) -> Done:
-        from mutua.cli.commands import main
+        from mutua.cli.app import command_line
 
         monkeypatch.setattr(sys, "argv", ["mutua", *map(str, words)])
         code: Any = 0
         try:
-            main()
+            command_line()
         except SystemExit as stopped:
             code = stopped.code
         out, err = capfd.readouterr()

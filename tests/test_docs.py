@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from mutua import InputError, Recipe
-from mutua.cli.commands import app
+from mutua.cli.app import app
 from mutua.data import sources
 from mutua.errors import LeftOut
 from mutua.learning.schedules import Cosine, Linear, Listed

@@ -348,7 +348,7 @@ def folder(rng: random.Random, place: Path) -> Words:
                 "evil:Net",
                 "http.server:test",
                 "os:_exit",
-                "mutua.cli.commands:main",
+                "mutua.cli.process:main",
                 "torch.hub:load",
             )
             tree["architecture"] = {"name": rng.choice(named)}
@@ -409,11 +409,11 @@ def _command(words: Words, place: Path) -> None:
         resource.setrlimit(
             resource.RLIMIT_AS, (has + MEMORY, has + MEMORY)
         )  # a machine of its own has its end too
-        from mutua.cli.commands import main
+        from mutua.cli.app import command_line
 
         sys.argv = ["mutua", *words]
         try:
-            main()
+            command_line()
             code = 0
         except SystemExit as stopped:
             code = stopped.code or 0

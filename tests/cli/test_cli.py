@@ -306,7 +306,7 @@ def test_runs_are_listed_with_what_became_of_them(command: Command, broken_off: 
     assert listed[1]["bytes"] == sum(path.stat().st_size for path in broken_off.rglob("*") if path.is_file())
     done = command("runs", "list", ".")
     assert re.search(r"^x +fml +stopped +0 +1/3 +– ", done.out, re.MULTILINE)
-    assert done.out.endswith("a stopped run goes on: mutua run --resume DIR\n")
+    assert done.out.endswith("to continue a stopped run: mutua run --resume DIR\n")
     assert command("runs", "list", "sets").out.endswith("kB\n\n")
     assert command("runs", "list").err == "mutua: DIR: runs is not a folder; give one that holds runs\n"
     held = RunFolder.resume(broken_off)
@@ -359,8 +359,8 @@ def test_checkpoints_are_pruned(command: Command, broken_off: Path) -> None:
     assert re.search(r"^after round 3 +whole", shown, re.MULTILINE)
     assert re.search(r"^after round 4, the last work +whole", shown, re.MULTILINE)
     would = command("runs", "prune", "x", "--keep", "0", "--dry-run").out
-    assert would.startswith("x: checkpoints would go: ") and rounds()[-2:] == [3, 4]
-    assert command("runs", "prune", "x", "--keep", "0").out == would.replace("would go", "removed")
+    assert would.startswith("x: checkpoints would be removed: ") and rounds()[-2:] == [3, 4]
+    assert command("runs", "prune", "x", "--keep", "0").out == would.replace("would be removed", "removed")
     assert rounds() == [] and not list(broken_off.glob("checkpoints/**/*.safetensors"))
     assert RunFolder.open(broken_off).client("c0").predictor()
     assert command("runs", "prune", "x").out == "x: checkpoints removed: none; 0 B freed\n"
@@ -455,7 +455,7 @@ def test_ctrl_c_before_a_command_is_known(command: Command, monkeypatch: pytest.
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mutua.cli.commands.app", stop)
+    monkeypatch.setattr("mutua.cli.app.app", stop)
     done = command("run", "tiny.yaml")
     assert (done.code, done.out, done.err) == (1, "", "mutua: stopped by Ctrl-C\n")
 
@@ -519,8 +519,15 @@ def test_methods_and_models(command: Command) -> None:
     assert done.code == 0 and "…" not in done.out
     for name in base.method_names():
         assert re.search(rf"^{name} ", done.out, re.MULTILINE)
-    for column in ("options", "leaves a client", "different models", "the server", "weights sent", "sent a round"):
-        assert re.search(rf"^{column}: .", done.out, re.MULTILINE)  # a legend
+    for column in (
+        "options",
+        "leaves a client",
+        "different models",
+        "the server",
+        "weights sent",
+        "sent per round",
+    ):
+        assert re.search(rf"^{column}: .", done.out, re.MULTILINE)
     done = command("models")
     assert re.search(r"^mlp +Two hidden layers.* 199,210$", done.out, re.MULTILINE)
     assert re.search(r"^resnet18 .* 11,172,810$", done.out, re.MULTILINE)
@@ -649,7 +656,7 @@ def test_a_mistake_in_a_process_of_its_own(place: Path) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; from mutua.cli.commands import main; sys.argv = ['mutua', '--help']; main(); "
+    code = "import sys; from mutua.cli.process import main; sys.argv = ['mutua', '--help']; main(); "
     code += "sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mutua import Recipe
 from mutua.cli import demo as demos
+from mutua.reports import demo as shown
 from mutua.runs.folder import RunFolder
 
 SMALL = {
@@ -28,8 +29,8 @@ def table(text: str) -> dict[str, list[str]]:
 def test_the_demo_in_small(command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demos, "RECIPE", SMALL)
     kept: dict[str, Any] = {}
-    real = demos._rows
-    monkeypatch.setattr(demos, "_rows", lambda results: kept.update(results) or real(results))
+    real = shown._rows
+    monkeypatch.setattr(shown, "_rows", lambda results: kept.update(results) or real(results))
     done = command("demo", "--out", "shown")
     assert done.code == 0
     assert list(kept) == ["alone", "fedavg", "fml"]

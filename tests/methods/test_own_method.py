@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from mutua.cli import commands
+from mutua.cli.app import command_line
 from mutua.studies.comparing import contenders
 
 DOC = Path(__file__).parents[2] / "docs" / "own-method.md"
@@ -41,7 +41,7 @@ def run(tmp_path, monkeypatch):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(yaml.safe_dump({**RECIPE, "method": method}))
         monkeypatch.setattr(sys, "argv", ["mutua", "run", str(recipe), "--out", str(out), "--json"])
-        commands.main()
+        command_line()
         return load_file(out / "global" / "weights.safetensors")
 
     return go
@@ -68,7 +68,7 @@ def test_it_goes_by_its_own_name(run, capsys, monkeypatch, tmp_path):
     words = ["compare", "recipe.yaml", "--methods", "fedavg,my_methods:FedAvgM:momentum=0.5", "--seeds", "0"]
     for command in ([*words, "--out", "both"], ["runs", "list", "."], ["report", "both", "--html", "page.html"]):
         monkeypatch.setattr(sys, "argv", ["mutua", *command])
-        commands.main()
+        command_line()
     out = capsys.readouterr().out
     assert re.search(r"^fedavgm:momentum=0.5 ", out, re.MULTILINE)  # in the comparison
     assert re.search(r" fedavgm +finished ", out)  # in the list of runs

@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mutua import Federation, InputError, Recipe, Samples, partitions, run
-from mutua.cli.commands import app
+from mutua.cli.app import app
 from mutua.methods import FedAvg
 from mutua.recipe.sections import PublicSet
 from mutua.rounds.history import History

@@ -54,7 +54,7 @@ def test_a_table_cuts_nothing_off(printed: Callable[[], str]) -> None:
     long = "a_name_that_is_longer_than_any_column_of_eighty_could_ever_hope_to_be_in_its_life"
     table.add_row(long, "some words " * 20, "1234567890")
     table.add_row("[red]x[/red]", ":smile:", "1")
-    console.show("title", table, "remark")
+    console.show_table("title", table, "remark")
     text = printed()
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
     assert long in "".join(line.split(" ")[0] for line in text.splitlines())
@@ -106,7 +106,7 @@ def test_a_result_over_domains_and_of_several_steps_a_round(finished: Runs, prin
     console.show_result(result)
     text, found = printed(), {metric: percent(value) for metric, value in result.summary()["domains"].items()}
     assert f"own domain {found['wdp']} %, the others' {found['cdp']} %, all {found['acc']} %" in text
-    assert "2 rounds of 3: 6 local steps a client" in text
+    assert "2 rounds of 3: 6 local steps per client" in text
     assert "kl True, projection paper, local_gradient sum, local_data private, combine mean\n" in text
 
 

@@ -23,7 +23,7 @@ from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from mutua import InputError, Recipe
-from mutua.cli.commands import app
+from mutua.cli.app import app
 from mutua.reports import console, pictures, samples
 from mutua.reports.figures import COLOURS
 from mutua.reports.page import html

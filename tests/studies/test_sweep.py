@@ -159,7 +159,7 @@ def test_a_sweep_that_is_stopped_goes_on_to_the_same_bytes(
 
 def test_workers_end_with_the_sweep_that_is_killed(gridded: Command, tmp_path: Path) -> None:
     words = ["compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0", "--out", "x", "--workers", "2"]
-    main = "from mutua.cli.commands import main; main()"
+    main = "from mutua.cli.app import command_line; command_line()"
     program = [sys.executable, "-c", main, *words, "--set", "rounds=1000000"]
     sweep = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
     both = [tmp_path / "x" / name for name in ("fml-0", "fedavg-0")]
@@ -189,8 +189,8 @@ def signalled():
         os.kill(os.getpid(), signal.SIGTERM)  # before it is anybody
     return child
 os.fork = signalled
-from mutua.cli.commands import main
-main()
+from mutua.cli.app import command_line
+command_line()
 """
 
 

@@ -225,7 +225,7 @@ def test_what_is_given_in_python_may_be_named_by_files(nets: str) -> None:
     with importing.reading_untrusted_file(Path("card.json")):
         mutua.Architecture.of(importing.path_of(change))
         with pytest.raises(InputError, match=r"card.json names code from outside mutua"):
-            mutua.Architecture.of("mutua.cli.commands:main")
+            mutua.Architecture.of("mutua.cli.process:main")
         with pytest.raises(InputError, match=r"card.json names code from outside mutua"):
             mutua.Architecture.of("torch.nn:Linear")
         mutua.methods.base.method_of({"name": "mutua.methods.fedavg:FedAvg"})

@@ -193,7 +193,7 @@ def test_another_thread_has_no_say_in_signals() -> None:
 
 # The real thing. What is printed first says that Python itself has started, whose own start we do not guard.
 
-STARTED = "import os; from mutua.__main__ import main; os.write(1, b'.'); main()"
+STARTED = "import os; from mutua.cli.process import main; os.write(1, b'.'); main()"
 
 
 def twelve(words: list[str], place: Path, after: Path | None, delay: float, gap: float) -> tuple[int, str]:

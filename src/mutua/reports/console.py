@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from mutua.errors import line
@@ -35,12 +36,12 @@ out = Console(markup=False, emoji=False, highlight=False)
 
 
 def say(text: str, to: Console | None = None) -> None:
-    """A line of text, broken only by the terminal."""
+    """Print text; only the terminal breaks its lines."""
     (to or out).print(printable(text), soft_wrap=True)
 
 
 class Cells(Table):
-    """A table whose cells move no cursor."""
+    """A table in which no text can move the cursor."""
 
     def add_row(self, *cells: Any, **more: Any) -> None:
         """Add a row of text."""
@@ -48,7 +49,7 @@ class Cells(Table):
 
 
 def table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
-    """An empty table: text to the left, which may be broken where it is narrow, and numbers to the right."""
+    """An empty table: columns of text, which wrap where they are narrow, then columns of numbers."""
     made = Cells(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in left:
         made.add_column(printable(name), overflow="fold")
@@ -57,8 +58,8 @@ def table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
     return made
 
 
-def show(title: str, table: Table, *remarks: str) -> None:
-    """A table between its title and what is to be said of it."""
+def show_table(title: str, table: Table, *remarks: str) -> None:
+    """Print a title, a table and remarks on it."""
     say(f"{title}\n")
     out.print(table)
     say("")
@@ -66,15 +67,15 @@ def show(title: str, table: Table, *remarks: str) -> None:
         say(remark)
 
 
-def told(event: Mapping[str, Any]) -> str:
-    """An event of a run's folder in a line: when, what, and its facts."""
+def event_line(event: Mapping[str, Any]) -> str:
+    """An event of a run in one line: when, what, and its details."""
     facts = {key: value for key, value in event.items() if key not in ("event", "time", "versions", "schema")}
     said = ", ".join(f"{key} {value}" for key, value in facts.items())
     return line(f"{event.get('time')} {event.get('event')}{': ' if said else ''}{said}")
 
 
 class SweepBars:
-    """Watches a sweep: in a terminal a bar for all runs and one a run at work; a line for each that ends."""
+    """Watches a sweep: in a terminal one bar for all runs and one per run at work; a line when a run ends."""
 
     def __init__(self, runs: int, finished: int, progress: Progress | None, notes_only: bool = False) -> None:
         self.runs, self.finished, self.progress, self.notes_only = runs, finished, progress, notes_only
@@ -128,8 +129,26 @@ class SweepBars:
         return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
 
 
+@contextmanager
+def download_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on stderr; the function that moves it takes the bytes that have come and, if known, the total."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, console=err)
+    task = bar.add_task(name, total=None)
+
+    def move(done: int, total: int | None) -> None:
+        bar.start()  # not before: a mistake in the name is one line
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield move
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
 def show_notes(notes: Sequence[str]) -> None:
-    """What a reader should know about the data."""
+    """Print notes on stderr."""
     for note in notes:
         say(f"note: {note}", err)
 
@@ -141,13 +160,13 @@ def what_left(result: Result) -> str:
 
 
 def options(method: base.Method) -> str:
-    """A method's options, defaults filled in: what a report cannot leave out."""
+    """A method's options, defaults included."""
     given = {key: value for key, value in base.section_of(method).items() if key != "name" and value is not None}
-    return ", ".join(f"{key} {section(value)}" for key, value in given.items())
+    return ", ".join(f"{key} {option_text(value)}" for key, value in given.items())
 
 
-def section(value: Any) -> str:
-    """A section by its name, with its own options in brackets: trimmed-mean (share 0.2)."""
+def option_text(value: Any) -> str:
+    """An option's value; a section is its name and, in brackets, its own options: trimmed-mean (share 0.2)."""
     named = [key for key in ("name", "schedule") if key in value] if isinstance(value, Mapping) else []
     if not named:
         return str(value)
@@ -156,7 +175,7 @@ def section(value: Any) -> str:
 
 
 def show_result(result: Result) -> None:
-    """One run: a row a client."""
+    """A run's result: a row per client."""
     summary = result.summary()
     opting = any(client["opted_out"] for client in summary["clients"])
     columns = ["samples", *["opted out"] * opting, "answered", "predictor", "global", "sent"]
@@ -190,18 +209,18 @@ def show_result(result: Result) -> None:
         remarks += [f"predictors: own domain {within} %, the others' {across} %, all {over_all} %"]
     plan = result.job.plan
     if plan.steps is not None and plan.steps > 1:
-        remarks += [f"{plan.rounds} rounds of {plan.steps}: {plan.rounds * plan.steps} local steps a client"]
+        remarks += [f"{plan.rounds} rounds of {plan.steps}: {plan.rounds * plan.steps} local steps per client"]
     models = [client.model for client in result.federation.clients] + [result.job.global_model]
     files = dict.fromkeys(str(model.init) for model in models if model is not None and model.init is not None)
     remarks += [f"models start from {', '.join(files) or 'scratch'}"]
     if told := options(result.job.method):
         remarks += [f"options: {told}"]
     when = SELECTIONS[plan.selection]
-    show(f"{summary['method']}: accuracy (%) on each client's own test data {when}", clients, *remarks)
+    show_table(f"{summary['method']}: accuracy (%) on each client's own test data {when}", clients, *remarks)
 
 
 def few(said: Sequence[str], most: int = 10) -> list[str]:
-    """The first lines, and how many there are more."""
+    """The first lines, and how many more there are."""
     return [*said[:most], *([f"and {len(said) - most} more clients: see run.json"] if len(said) > most else [])]
 
 
@@ -240,7 +259,7 @@ def show_comparison(summary: dict[str, Any], selection: Selection = "last", note
             methods.add_row(f"  minus {row['minus']}", *differences, "", style="dim")
     explained = [f"{key}: {ABOUT[key]}" for key in measures]
     title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over seeds"
-    show(title, methods, *explained, *notes)
+    show_table(title, methods, *explained, *notes)
 
 
 def show_clients(summary: dict[str, Any]) -> None:
@@ -252,7 +271,9 @@ def show_clients(summary: dict[str, Any]) -> None:
         rows.add_row(label, *(spread(row["clients"][key]) for key in shown))
     better = "better off: clients (%) whose predictor is better than theirs of independent"
     title = "\nover clients: predictors' accuracy (%) on own test data"
-    show(title, rows, "spread: standard deviation over clients", *([better] if "better_off" in shown else []))
+    show_table(
+        title, rows, "spread: standard deviation over clients", *([better] if "better_off" in shown else [])
+    )
 
 
 def show_differences(summary: dict[str, Any]) -> None:
@@ -265,7 +286,7 @@ def show_differences(summary: dict[str, Any]) -> None:
                 interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
                 rows.add_row(label, row["minus"], measure, f"{100 * found['mean']:+.1f}", interval, tells)
     if rows.row_count:
-        show("\ndifferences in the same seeds (percentage points; Student's t)", rows)
+        show_table("\ndifferences in the same seeds (percentage points; Student's t)", rows)
 
 
 def _known(found: dict[str, Any] | None) -> bool:

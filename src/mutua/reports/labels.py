@@ -75,7 +75,7 @@ def show_counts(counts: LabelCounts, notes: Sequence[str]) -> None:
     if columns and columns != counts.classes:
         named = zip(columns, counts.classes, strict=True)
         remarks = ["classes: " + ", ".join(f"{number} {name}" for number, name in named)]
-    console.show("training samples by class", table, *remarks)
+    console.show_table("training samples by class", table, *remarks)
     console.show_notes(notes)
 
 

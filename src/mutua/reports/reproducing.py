@@ -37,7 +37,7 @@ def show_items(names: Sequence[str]) -> None:
     for name in names:
         item = papers.load(name)
         table.add_row(name, item.where, item.title)
-    console.show(f"{len(names)} items of papers", table, "to run one: mutua reproduce ITEM")
+    console.show_table(f"{len(names)} items of papers", table, "to run one: mutua reproduce ITEM")
 
 
 def show(done: Reproduction, minutes: float) -> None:

@@ -111,14 +111,14 @@ def _plan_words(run: Run) -> str:
     epochs, steps = run.section("epochs"), run.section("steps")
     work = f"{epochs} epoch{'s' * (epochs != 1)}" if epochs else f"{steps} step{'s' * (steps != 1)}"
     said = f"{run.section('rounds')} rounds of {work}, batches of {run.section('batch_size')}"
-    said += f", optimizer {console.section({k: v or None for k, v in run.section('optimizer').items()})}"
+    said += f", optimizer {console.option_text({k: v or None for k, v in run.section('optimizer').items()})}"
     if (fraction := run.section("client_fraction")) not in (None, 1, 1.0):
         said += f", {fraction:g} of the clients a round"
     return said
 
 
 def _words(section: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {console.section(value)}" for key, value in section.items())
+    return ", ".join(f"{key} {console.option_text(value)}" for key, value in section.items())
 
 
 def listed(words: Iterable[str]) -> str:

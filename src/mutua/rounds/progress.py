@@ -27,15 +27,15 @@ def watched(label: str, notes: Sequence[str], progress: bool) -> Iterator[list[C
     for note in notes:
         log.warning("%s: note: %s", label, printable(note))
     if not progress:
-        yield [Logged(label)]
+        yield [EventLogger(label)]
         return
     for note in notes:
         err.print(printable(f"note: {note}"), soft_wrap=True)
     with bars() as shown:
-        yield [Logged(label), ProgressBar(label, shown)]
+        yield [EventLogger(label), ProgressBar(label, shown)]
 
 
-class Logged:
+class EventLogger:
     """A callback: a run's events in the log; what goes wrong is a warning."""
 
     def __init__(self, label: str) -> None:
@@ -50,7 +50,7 @@ class Logged:
                 began = several(clients, "client"), several(plan.rounds, "round")
                 log.info("%s: %s, %s, seed %d", self.label, *began, plan.seed)
             case Rejected():
-                log.warning("%s: %s", self.label, left_out(event))
+                log.warning("%s: %s", self.label, rejection_text(event))
             case Retried():
                 log.warning("%s: round %d: %s again: %s", self.label, event.round, event.client, event.reason)
             case RoundEnded() if log.isEnabledFor(logging.INFO):
@@ -134,7 +134,7 @@ class ProgressBar:
                 if self.progress is not None:
                     self.progress.update(self.task, total=self.rounds)
             case Rejected():
-                _say(left_out(event))
+                _say(rejection_text(event))
             case Retried():
                 _say(f"round {event.round}: {event.client} again: {event.reason}")
             case RoundEnded():
@@ -162,14 +162,14 @@ class EndOfRun:
         """Say how it ended, and who was left out on the way."""
         match event:
             case Rejected():
-                _say(f"{self.label}: {left_out(event)}")
+                _say(f"{self.label}: {rejection_text(event)}")
             case RoundEnded():
                 self.note = standing(event.history)
             case Finished():
                 _say(f"{self.label}: {self.note}")
 
 
-def left_out(event: Rejected) -> str:
+def rejection_text(event: Rejected) -> str:
     """Who was left out and why; with the traceback, where the user has asked for those."""
     text = f"round {event.round}: without {event.client}: {event.reason}"
     return f"{text}\n{event.trace.rstrip()}" if errors.tracebacks and event.trace else text

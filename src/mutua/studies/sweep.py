@@ -30,7 +30,7 @@ from mutua.methods import base
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Event, Rejected, Retried, RoundEnded, Started
-from mutua.rounds.progress import left_out, standing
+from mutua.rounds.progress import rejection_text, standing
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder, new_folder
 from mutua.runs.inputs import inputs, listed
@@ -479,7 +479,7 @@ class _Teller:
                 self.rounds = event.job.plan.rounds
                 self.tell("begun")
             case Rejected():
-                self.tell("said", left_out(event))
+                self.tell("said", rejection_text(event))
             case Retried():
                 self.tell("said", f"round {event.round}: {event.client} again: {event.reason}")
             case RoundEnded():

@@ -1,0 +1,95 @@
+"""The command line: all commands by name, and a user's mistake as one line."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from mutua import __version__, errors
+from mutua.cli import catalogue, data, demo, reporting, running, runs, studies, trained_models
+from mutua.errors import MutuaError, short_of_memory
+from mutua.support import signals
+from mutua.support.output_streams import enduring
+
+TRACEBACK = "--traceback"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command("demo")(demo.demo_command)
+app.command("run")(running.run_command)
+app.command("compare")(studies.compare_command)
+app.command("reproduce")(studies.reproduce_command)
+app.command("report")(reporting.report_command)
+app.command("join")(trained_models.join_command)
+app.command("predict")(trained_models.predict_command)
+app.command("export")(trained_models.export_command)
+app.command("methods")(catalogue.methods_command)
+app.command("models")(catalogue.models_command)
+app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    traceback: Annotated[
+        bool,
+        typer.Option(TRACEBACK, help="Print full tracebacks of errors, also of clients. Anywhere in the command."),
+    ] = False,
+) -> None:
+    """Federated learning for clients that differ in their data, their models and their goals."""
+    if version:
+        typer.echo(f"mutua {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def command_line() -> None:
+    """Do what sys.argv says. A user's mistake is one line on stderr, never a traceback."""
+    signals.reset()
+    with enduring() as lost:
+        code = _invoke()
+        sys.stdout.flush()
+        if lost and not code:
+            code = _complain(f"output: cannot be written: {lost[0].strerror}; all else is done", 1)
+    if code:
+        sys.exit(code)
+
+
+def _invoke() -> int:
+    """Call the command; the exit code."""
+    errors.tracebacks = TRACEBACK in sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != TRACEBACK]
+    try:
+        stopped = app(words, prog_name="mutua", standalone_mode=False) == 130  # how typer reports Ctrl-C
+    except MutuaError as error:
+        if errors.tracebacks:
+            traceback.print_exception(error)
+        return _complain(str(error), error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        stopped = True
+    except Exception as error:
+        if signals.interrupted():  # some packages raise other errors when Ctrl-C interrupts their import
+            return _complain("stopped by Ctrl-C", 1)
+        if short_of_memory(error):
+            return _complain("there was no memory left; free some, raise its limit (ulimit), or use less data", 1)
+        if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find
+            raise
+        said = (
+            error.format_message()
+            .rstrip(".")
+            .replace("Value error, ", "")
+            .replace("Input should be", "it must be")
+        )
+        command = context.command_path if (context := getattr(error, "ctx", None)) else "mutua"
+        return _complain(f"{said}{'' if said.endswith('?') else ';'} see '{command} --help'", 2)
+    return _complain("stopped by Ctrl-C", 1) if stopped else 0
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"mutua: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,178 @@
+"""`mutua compare` and `mutua reproduce`: many runs that say something together."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mutua.cli.options import (
+    AsJson,
+    DataDir,
+    Device,
+    EngineName,
+    Minutes,
+    ParallelRuns,
+    RecipeFile,
+    Sets,
+    print_json,
+)
+from mutua.cli.running import saved_text
+from mutua.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from mutua.studies.sweep import Outcome, Sweep
+
+
+def compare_command(
+    recipe: RecipeFile,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods with options: fml,fedprox:mu=0.1,independent. Without it, the recipe needs a grid.",
+            metavar="LIST",
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds.", metavar="LIST")] = "0,1,2",
+    sets: Sets = None,
+    engine: EngineName = "local",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for all runs; finished ones are not run again. Default: runs/NAME-compare-DATE.",
+            metavar="DIR",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    workers: ParallelRuns = None,
+    minutes: Minutes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods, or the cells of a grid, over the same seeds."""
+    from mutua.engines.workers import cores
+    from mutua.reports import console
+    from mutua.runs.folder import dated
+    from mutua.runs.guarantee import Guarantee
+    from mutua.runs.result import reported
+    from mutua.studies import comparing
+    from mutua.studies.sweep import Sweep
+
+    chosen = comparing.seeds(seeds)
+    cells = comparing.cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
+    sweep = Sweep(out or dated(f"{cells[0][1].name}-compare"), cells, chosen)
+    with sweep.kept():
+        sweep.check(data_dir, "--methods" if methods else "grid")
+        with console.bars(not as_json) as bars:
+            watch = console.SweepBars(len(sweep.runs), len(sweep.finished), bars, notes_only=as_json)
+            outcome = sweep.run(
+                watch, workers=workers or cores(), data_dir=data_dir, engine=engine, minutes=minutes
+            )
+    runs = sweep.summaries()
+    summary = comparing.summarise(runs)
+    if as_json and not outcome.interrupted:
+        print_json({"runs": [{**reported(run), "method": label} for label, run in runs], "summary": summary})
+    elif runs and not outcome.interrupted:
+        done = {run.cell.name: run for run in sweep.finished}
+        shared = [name for name, run in done.items() if comparing.uses_global_alone(run.path)]
+        notes = [f"{', '.join(shared)}: every client uses models.global, not a model of its own"] if shared else []
+        notes += [f"{name}: {told}" for name, run in done.items() if (told := console.options(run.recipe.method))]
+        for label, run in {label: run for label, run in runs if run["privacy"] is not None}.items():
+            notes.append(f"{label}, seed {run['seed']}: differential privacy {Guarantee.of(run['privacy'])}")
+        notes += [*sweep.not_compared(), *sweep.unfair(), *comparing.never_trained(runs)]
+        console.show_comparison(summary, cells[0][1].selection, notes)
+        console.show_clients(summary)
+        console.show_differences(summary)
+    if not outcome.interrupted:
+        console.say(saved_text(sweep.place), console.err if as_json else console.out)
+    if outcome.stopped:
+        raise RunError(f"{_stopped(sweep, outcome)} with --out {sweep.place}")
+    if outcome.failed:
+        told = "; ".join(f"{label}: {why}" for label, why in outcome.failed.items())
+        raise RunError(f"{len(outcome.failed)} of {len(sweep.runs)} runs failed: {told}")
+
+
+def _stopped(sweep: Sweep, outcome: Outcome) -> str:
+    done = f"{len(sweep.finished)} of {len(sweep.runs)} runs are finished"
+    return f"{outcome.stopped}; {done}; to go on: the same command"
+
+
+def reproduce_command(
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(help="PAPER/ITEM, such as fedh2l/table-2, or PAPER for all of its items.", metavar="ITEM"),
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the items of all papers.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All items.")] = False,
+    scale: Annotated[
+        Literal["laptop", "paper"], typer.Option(help="Minutes on two cores, or the paper's own settings.")
+    ] = "laptop",
+    seeds: Annotated[int, typer.Option(help="How many seeds, starting from 0.", min=1, metavar="N")] = 3,
+    minutes: Minutes = None,
+    workers: ParallelRuns = None,
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for all runs; finished ones are not run again.", metavar="DIR")
+    ] = Path("runs/reproduction"),
+    page: Annotated[
+        Path | None,
+        typer.Option("--write", help="Write a page of all results in --out, and run nothing.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Run a paper's table or figure; print it beside the paper's."""
+    from mutua.reports import console, reproducing
+    from mutua.studies import papers
+
+    if show_list:
+        reproducing.show_items(papers.names())
+        return
+    if page is not None:
+        try:
+            page.write_text(reproducing.page(out), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--write: cannot write to {page}: {error.strerror}; name another file") from None
+        console.say(f"written to {page}", console.err)
+        return
+    names = papers.names() if everything else papers.chosen(items or [])
+    if not names:
+        raise InputError("ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them")
+    wrong = _reproduce(names, scale, seeds, minutes, workers, data_dir, out)
+    if wrong:
+        raise RunError(f"{len(wrong)} of {len(names)} items are not whole: {'; '.join(wrong)}")
+
+
+def _reproduce(
+    names: list[str],
+    scale: Literal["laptop", "paper"],
+    seeds: int,
+    minutes: float | None,
+    workers: int | None,
+    data_dir: Path | None,
+    out: Path,
+) -> list[str]:
+    """Run and show the items; a line for each that is not complete."""
+    from mutua.engines.workers import cores
+    from mutua.reports import console, reproducing
+    from mutua.studies.reproduce import Reproduction, read
+
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    wrong = []
+    for name in names:
+        left = None if until is None else max(0.0, (until - time.monotonic()) / 60)
+        one = Reproduction(name, scale, range(seeds), out)
+        try:
+            with console.bars() as bars:
+                watch = console.SweepBars(len(one.sweep.runs), len(one.sweep.finished), bars)
+                outcome = one.run(watch, minutes=left, workers=workers or cores(), data_dir=data_dir)
+        except InputError as error:  # missing data, for example: the other items still run
+            console.say(f"{name}: {error}", console.err)
+            wrong.append(f"{name}: {error}")
+            continue
+        if outcome.interrupted:
+            raise RunError(f"{name}: {_stopped(one.sweep, outcome)}")
+        reproducing.show(one, (read(one.sweep.place) or {})["minutes"])
+        if outcome.stopped or outcome.failed:
+            wrong.append(f"{name}: {outcome.stopped or '; '.join(outcome.failed.values())}")
+    return wrong
