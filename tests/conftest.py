@@ -299,8 +299,12 @@ def command(
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
-    """`finished("fml", rounds=2)`: folder and result of such a tiny run, made once; copy it to change it."""
+    """`finished("fml", rounds=2)`: folder and result of such a tiny run, made once.
+
+    Tests share it: one that writes into the folder copies it first. What is handed out again is as it was made.
+    """
     known: dict[str, tuple[Path, Any]] = {}
+    files: dict[str, set[Path]] = {}
 
     def make(method: Any = "fml", **changes: Any) -> tuple[Path, Any]:
         from mutua import Recipe
@@ -312,6 +316,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
         if key not in known:
             folder = RunFolder.create("tiny", 0, tmp_path_factory.mktemp("run") / "run")
             known[key] = folder.path, execute(recipe, recipe.federation(), folder)
+            files[key] = set(folder.path.rglob("*"))
+        more = set(known[key][0].rglob("*")) - files[key]
+        assert not more, f"an earlier test wrote into a shared run instead of a copy: {sorted(more)}"
         return known[key]
 
     return make

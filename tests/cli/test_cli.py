@@ -466,7 +466,7 @@ def test_ctrl_c_before_a_command_is_known(command: Command, monkeypatch: pytest.
 def test_join_predict_and_export(
     command: Command, finished: Callable[..., tuple[Path, Any]], tmp_path: Path
 ) -> None:
-    run = finished("fml", rounds=2)[0]
+    run = Path(shutil.copytree(finished("fml", rounds=2)[0], tmp_path / "run"))
     digits = load("mnist5k").train
     x, y = digits.x[4000:4040, 0].numpy(), digits.y[4000:4040].numpy()
     np.savez(tmp_path / "new.npz", x=x, y=y)

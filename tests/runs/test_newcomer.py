@@ -1,6 +1,7 @@
 """Newcomers: three ways to join, against plain torch; and a run that stays as it was."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,8 +212,8 @@ def test_some_of_the_classes_are_matched_by_name(finished: Finished, digits: Pat
 # The run, the seed, the folder
 
 
-def test_the_run_stays_as_it_was_and_knows_the_newcomer(finished: Finished, digits: Path) -> None:
-    folder = finished(rounds=0)[0]
+def test_the_run_stays_as_it_was_and_knows_the_newcomer(finished: Finished, digits: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished(rounds=0)[0], tmp_path / "run"))
     before = contents(folder)
     result = join(RunFolder.open(folder), digits, how="global", name="eve")
     assert result.folder == folder / "newcomers" / "eve"
