@@ -306,6 +306,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
     known: dict[str, tuple[Path, Any]] = {}
     files: dict[str, set[Path]] = {}
 
+    def _files(folder: Path) -> set[Path]:
+        return {path for path in folder.rglob("*") if path.is_file()}
+
     def make(method: Any = "fml", **changes: Any) -> tuple[Path, Any]:
         from mutua import Recipe
         from mutua.runs.execute import execute
@@ -316,8 +319,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
         if key not in known:
             folder = RunFolder.create("tiny", 0, tmp_path_factory.mktemp("run") / "run")
             known[key] = folder.path, execute(recipe, recipe.federation(), folder)
-            files[key] = set(folder.path.rglob("*"))
-        more = set(known[key][0].rglob("*")) - files[key]
+            files[key] = _files(folder.path)
+        more = _files(known[key][0]) - files[key]
         assert not more, f"an earlier test wrote into a shared run instead of a copy: {sorted(more)}"
         return known[key]
 

@@ -25,8 +25,8 @@ from mutua.runs.inference import export, predict
 from mutua.runs.listing import Overview, listed
 from mutua.runs.newcomer import join
 from mutua.runs.saved_models import SavedModel
-from mutua.studies.measures import Finished
-from mutua.studies.reproduce import Reproduction
+from mutua.studies.measures import RunNumbers
+from mutua.studies.reproduction import Reproduction
 from mutua.studies.sweep import Sweep
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -117,7 +117,7 @@ def test_a_runs_folder_by_text(at_home: Path, finished: Callable[..., Any]) -> N
     path, _ = finished("fml")
     run = RunFolder.open(str(path))
     assert run.path == path and Overview.of(str(path)).state == "finished"
-    assert Finished(str(path)).summary["method"] == "fml" and listed(str(path.parent))[0]
+    assert RunNumbers(str(path)).summary["method"] == "fml" and listed(str(path.parent))[0]
     model = SavedModel(str(path / "clients" / "c0"))
     np.savez(at_home / "x.npz", x=np.zeros((4, 28, 28), np.uint8), y=[0, 1, 0, 1])
     assert len(predict(model, "~/x.npz").labels) == 4

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from mutua.cli.app import command_line
-from mutua.studies.comparing import contenders
+from mutua.studies.contenders import read_contenders
 
 DOC = Path(__file__).parents[2] / "docs" / "own-method.md"
 RECIPE = {
@@ -79,4 +79,4 @@ def test_it_goes_by_its_own_name(run, capsys, monkeypatch, tmp_path):
 def test_two_of_one_name_are_told_apart(run):
     run(name="fedavg")
     (Path("twin.py")).write_text("from mutua.methods import FedAvg\nclass Twin(FedAvg):\n    pass\n")
-    assert [c.label for c in contenders("fedavg,twin:Twin", None)] == ["fedavg", "twin:Twin"]
+    assert [c.label for c in read_contenders("fedavg,twin:Twin", None)] == ["fedavg", "twin:Twin"]

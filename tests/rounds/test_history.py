@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mutua import Federation, InputError, Recipe, Samples, methods, run
 from mutua.rounds.history import History, Row
-from mutua.studies.measures import Finished
+from mutua.studies.measures import RunNumbers
 from mutua.support.row_log import Upto
 
 Federate = Callable[..., Federation]
@@ -204,7 +204,7 @@ def test_what_is_made_after_the_last_round_is_not_mixed_with_what_was_there_befo
     path, result = finished(method, rounds=6, selection=selection)
     with (path / "history.csv").open(newline="") as file:
         rows = [r for r in csv.DictReader(file) if r["split"] == "test" and r["metric"] == "accuracy"]
-    summary, read = result.summary(), Finished(path)
+    summary, read = result.summary(), RunNumbers(path)
     told = {(client, model): v for client, model, *of, v in read.rows if of == ["test", "accuracy"]}
     for client in summary["clients"]:
         mine = [r for r in rows if (r["client"], r["model"]) == (client["id"], "predictor")]

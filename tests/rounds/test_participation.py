@@ -25,7 +25,7 @@ from mutua.rounds.loop import Event, RoundStarted
 from mutua.rounds.participation import REASONS, Participation, spans
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
-from mutua.studies.measures import Finished
+from mutua.studies.measures import RunNumbers
 
 Federate = Callable[..., Federation]
 PLAN: dict[str, Any] = {"rounds": 4, "batch_size": 4, "device": "cpu"}
@@ -154,7 +154,7 @@ def test_run_json_report_and_measures_tell_it(tiny: dict[str, Any], tmp_path: Pa
     summary = json.loads((tmp_path / "x" / "run.json").read_text())["summary"]
     assert [client["participation"]["answered"] for client in summary["clients"]] == [3, 0, 2]
     assert summary["clients"] == json.loads(json.dumps(result.summary()["clients"]))
-    read_again = Finished(tmp_path / "x")
+    read_again = RunNumbers(tmp_path / "x")
     mean = {
         of: value for client, *of, value in map(list, read_again.rows) if client == "mean" for of in [tuple(of)]
     }

@@ -15,7 +15,7 @@ from mutua.reports.loggers import Logged
 from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
-from mutua.studies import sweep
+from mutua.studies import sweep_runner
 from mutua.studies.sweep import Sweep
 from mutua.support.row_log import Log
 
@@ -115,7 +115,7 @@ def test_results_of_a_sweep_are_not_written_after_every_run_but_are_whole_at_the
     cells = [(Cell({"method": name}, {}), Recipe.of({**tiny, "method": name})) for name in ("fml", "independent")]
     written: dict[float, int] = {}
     for seldom in (0.0, 1e9):
-        monkeypatch.setattr(sweep, "SELDOM", seldom)
+        monkeypatch.setattr(sweep_runner, "_SELDOM", seldom)
         place = tmp_path / str(seldom)
         made = Sweep(place, cells, [0, 1, 2])
         write, count = made.write, [0]
@@ -125,8 +125,8 @@ def test_results_of_a_sweep_are_not_written_after_every_run_but_are_whole_at_the
             write()
 
         made.write = counted  # type: ignore[method-assign]
-        with made.kept():
-            assert not made.run(lambda news: None, workers=2).failed
+        with made.locked():
+            assert not sweep_runner.run_sweep(made, lambda news: None, workers=2).failed
         written[seldom] = count[0]
         text = (place / "comparison.json").read_text()
         assert len(json.loads(text)["runs"]) == 6

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from mutua import InputError
-from mutua.studies import papers
 from mutua.studies.measures import Measure
-from mutua.studies.papers import Item
+from mutua.studies.papers import items
+from mutua.studies.papers.items import Item
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_cells_of_both_scales(tree: dict[str, Any]) -> None:
         ("wher", "x", "wher: unknown key; did you mean 'where'"),
         ("title", None, "title: nothing; it must be text"),
         ("kind", "odd", "kind: 'odd'; known: runs"),
-        ("recipe.seed", 1, r"recipe\.seed: an item has it not in its recipe; leave it out"),
+        ("recipe.seed", 1, r"recipe\.seed: the recipe of an item has no such key; leave it out"),
         ("claims.0.measure", "pred", "measure: 'pred' is not a measure; did you mean 'predictor'"),
         ("claims.0.than", None, r"claims\.0: than and than_measure are both missing"),
         ("claims.0.than", {"method": "x"}, r"claims\.0\.than: 'x' is not in grid\.method; known: FML, alone"),
@@ -81,23 +81,23 @@ def test_items_that_are_none(tree: dict[str, Any], at: str, value: object, said:
 
 
 def test_items_by_name(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(papers, "FOLDER", tmp_path)
+    monkeypatch.setattr(items, "FOLDER", tmp_path)
     for name in ("paper/table-1", "paper/figure-1", "other/table-1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-    assert papers.names() == ["other/table-1", "paper/figure-1", "paper/table-1"]
-    assert papers.chosen(["paper/table-1", "paper"]) == ["paper/table-1", "paper/figure-1"]
-    assert papers.load("paper/table-1").where == "Table 9"
+    assert items.item_names() == ["other/table-1", "paper/figure-1", "paper/table-1"]
+    assert items.chosen_items(["paper/table-1", "paper"]) == ["paper/table-1", "paper/figure-1"]
+    assert items.load_item("paper/table-1").where == "Table 9"
     with pytest.raises(InputError, match="ITEM: 'paper/table-2' is not an item; did you mean 'paper/table-1'"):
-        papers.load("paper/table-2")
+        items.load_item("paper/table-2")
     (tmp_path / "paper" / "table-1.yaml").write_text("title: [")
     with pytest.raises(InputError, match=r"table-1\.yaml: not YAML"):
-        papers.load("paper/table-1")
+        items.load_item("paper/table-1")
 
 
-@pytest.mark.parametrize("name", papers.names())
+@pytest.mark.parametrize("name", items.item_names())
 def test_the_packages_items_are_whole_at_both_scales(name: str) -> None:
-    item = papers.load(name)
+    item = items.load_item(name)
     for scale in ("laptop", "paper"):
         assert item.cells(scale)  # type: ignore[arg-type]
 

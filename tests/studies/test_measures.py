@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mutua.studies.measures import ABOUT, Finished, Measure
+from mutua.studies.measures import ABOUT, Measure, RunNumbers, uses_global_alone
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def history(path: Path, client: str, model: str, metric: str = "accuracy") -> li
 
 
 def value(path: Path, text: str, alone: Path | None = None) -> float | None:
-    return Finished(path).measure(Measure.of(text), Finished(alone) if alone else None)
+    return RunNumbers(path).measure(Measure.of(text), RunNumbers(alone) if alone else None)
 
 
 def test_accuracies(runs: dict[str, Path]) -> None:
@@ -72,8 +72,8 @@ def test_rounds_and_bytes(runs: dict[str, Path]) -> None:
     assert value(path, f"bytes_to({100 * highest})") == sum(
         int(r["bytes"]) for r in up if int(r["round"]) <= first
     )
-    assert Finished(path).whole(Measure.of("rounds_to(100)")) == 4
-    assert Finished(path).whole(Measure.of("bytes_to(100)")) == sum(int(r["bytes"]) for r in up)
+    assert RunNumbers(path).whole(Measure.of("rounds_to(100)")) == 4
+    assert RunNumbers(path).whole(Measure.of("bytes_to(100)")) == sum(int(r["bytes"]) for r in up)
     assert value(path, "bytes_up") == sum(int(r["bytes"]) for r in up) / 8  # two clients, four rounds
     down = [r for r in ledger if r["direction"] == "down"]
     assert value(path, "bytes_down") == sum(int(r["bytes"]) for r in down) / 10  # and the last brief
@@ -92,7 +92,7 @@ def test_selections(finished: Callable[..., tuple[Path, Any]]) -> None:
     for selection in ("last", "last5", "best"):
         path, _ = finished("fedavg", rounds=7, selection=selection)
         summary = json.loads((path / "run.json").read_text())["summary"]
-        found = {(client, model): v for client, model, split, metric, v in Finished(path).rows
+        found = {(client, model): v for client, model, split, metric, v in RunNumbers(path).rows
                  if (split, metric) == ("test", "accuracy")}  # fmt: skip
         assert found["global", "global"] == pytest.approx(summary["global"]["accuracy"])
         for client in summary["clients"]:
@@ -104,3 +104,10 @@ def test_selections(finished: Callable[..., tuple[Path, Any]]) -> None:
 def test_every_measure_can_be_asked(runs: dict[str, Path]) -> None:
     for name in ABOUT:
         value(runs["fedavg"], f"{name}(50)" if name.endswith("_to") else name)
+
+
+def test_which_methods_use_the_global_alone(finished: Callable[..., tuple[Path, Any]]) -> None:
+    tuned = {"name": "finetuned", "tune_epochs": 1}
+    methods = ("fml", "fedavg", "fedprox", tuned, "independent", "centralised")
+    found = [name for name in methods if uses_global_alone(finished(name, rounds=0)[0])]
+    assert found == ["fedavg", "fedprox", tuned]

@@ -14,9 +14,9 @@ from mutua.data.sources import KNOWN
 from mutua.data.splits import split_and_deal
 from mutua.recipe.grid import Cell
 from mutua.runs.preparation import prepared
-from mutua.studies import papers
 from mutua.studies.measures import Measure
-from mutua.studies.papers import Claim, Item, Scale
+from mutua.studies.papers import items
+from mutua.studies.papers.items import Claim, Item, Scale
 
 ITEMS = {
     "fml-2020": "table-1 table-2 figure-5a figure-5b claim-newcomer claim-bad-client",
@@ -34,16 +34,16 @@ DOMAINS = {
 }
 SIZES = {"cifar10": (10, 5000, 1000), "cifar100": (100, 500, 100), "fashion-mnist": (10, 6000, 1000)}
 """Classes, and the training and test samples of each."""
-every_item = pytest.mark.parametrize("name", papers.names())
+every_item = pytest.mark.parametrize("name", items.item_names())
 
 
 def test_every_table_and_figure_is_there() -> None:
-    assert set(papers.names()) == {f"{paper}/{item}" for paper, items in ITEMS.items() for item in items.split()}
+    assert set(items.item_names()) == {f"{paper}/{item}" for paper, held in ITEMS.items() for item in held.split()}
 
 
 @every_item
 def test_recipes_are_complete_and_of_known_data(name: str) -> None:
-    item = papers.load(name)
+    item = items.load_item(name)
     for scale in SCALES:
         for cell, recipe in item.cells(scale):
             datas = [recipe.data] if recipe.data else [client.data for client in recipe.clients or []]
@@ -53,7 +53,7 @@ def test_recipes_are_complete_and_of_known_data(name: str) -> None:
 
 @every_item
 def test_a_laptop_does_less(name: str) -> None:
-    item = papers.load(name)
+    item = items.load_item(name)
     paper = {tuple(cell.labels.values()): recipe for cell, recipe in item.cells("paper")}
     for cell, recipe in item.cells("laptop"):
         whole = paper[tuple(cell.labels.values())]
@@ -61,10 +61,10 @@ def test_a_laptop_does_less(name: str) -> None:
         assert (recipe.epochs or 0) <= (whole.epochs or 0)
 
 
-@pytest.mark.parametrize("name", [name for name in papers.names() if name.startswith("mixture/")])
+@pytest.mark.parametrize("name", [name for name in items.item_names() if name.startswith("mixture/")])
 def test_a_laptops_clients_have_as_many_samples_as_it_says(name: str) -> None:
     """A mix that the classes cannot supply makes fewer."""
-    item = papers.load(name)
+    item = items.load_item(name)
     words = {"train": r"(\d+) samples to train on", "val": r"(\d+) val", "test": r"(\d+) test samples a client"}
     said = {split: re.search(pattern, "; ".join(item.laptop.cut)) for split, pattern in words.items()}
     assert said["val"] and said["test"]
@@ -87,7 +87,7 @@ def _of_each_class(classes: int, many: int) -> Samples:
 
 @every_item
 def test_stability_is_of_runs_that_are_long_enough(name: str) -> None:
-    item = papers.load(name)
+    item = items.load_item(name)
     if any(Measure.of(claim.measure).name == "spread_last_20" for claim in item.claims):
         for scale in SCALES:
             assert all(recipe.rounds // recipe.evaluate_every > 20 for _, recipe in item.cells(scale))
@@ -95,7 +95,7 @@ def test_stability_is_of_runs_that_are_long_enough(name: str) -> None:
 
 @every_item
 def test_a_published_number_is_of_one_cell(name: str) -> None:
-    item = papers.load(name)
+    item = items.load_item(name)
     cells = [cell for cell, _ in item.cells("paper")]
     found = [(tuple(sorted(value.cell.items())), value.measure) for value in item.published.values]
     assert len(set(found)) == len(found)
@@ -107,7 +107,7 @@ def test_a_published_number_is_of_one_cell(name: str) -> None:
 
 @every_item
 def test_claims_compare_cells_that_run(name: str) -> None:
-    item = papers.load(name)
+    item = items.load_item(name)
     texts = [claim.text for claim in item.claims]
     assert len(set(texts)) == len(texts)
     for scale in SCALES:
@@ -123,7 +123,7 @@ def test_claims_compare_cells_that_run(name: str) -> None:
 
 @every_item
 def test_measures_name_clients_that_are_there(name: str) -> None:
-    item = papers.load(name)
+    item = items.load_item(name)
     texts = [value.measure for value in item.published.values] + [claim.measure for claim in item.claims]
     named = {client for text in texts for client in Measure.of(text).clients}
     for scale in SCALES:
@@ -134,8 +134,8 @@ def test_measures_name_clients_that_are_there(name: str) -> None:
 def test_a_federated_mean_is_the_mean_over_domains() -> None:
     """FedH2L prints domains and their mean: a slip of the pen in either would show."""
     checked = 0
-    for name in papers.names():
-        for row in _rows(papers.load(name)):
+    for name in items.item_names():
+        for row in _rows(items.load_item(name)):
             for metric in ("acc", "wdp", "cdp"):
                 of_domains = [value for text, value in row.items() if text.startswith(f"{metric}(")]
                 if of_domains:
@@ -145,8 +145,8 @@ def test_a_federated_mean_is_the_mean_over_domains() -> None:
 
 
 def test_over_all_domains_lies_between_within_and_across() -> None:
-    for name in papers.names():
-        for row in _rows(papers.load(name)):
+    for name in items.item_names():
+        for row in _rows(items.load_item(name)):
             for text, acc in row.items():
                 if text.startswith("acc("):
                     within, across = row[text.replace("acc", "wdp")], row[text.replace("acc", "cdp")]
@@ -156,7 +156,7 @@ def test_over_all_domains_lies_between_within_and_across() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_fedavg_may_send_what_fedh2l_sends(scale: Scale) -> None:
     """Table II compares them at the same bytes: the number that is written there is the one that is counted."""
-    cells = {cell.labels["method"]: recipe for cell, recipe in papers.load("fedh2l/table-2").cells(scale)}
+    cells = {cell.labels["method"]: recipe for cell, recipe in items.load_item("fedh2l/table-2").cells(scale)}
     ours = cells["FedH2L (α=10%)"]
     federation = prepared(ours.method, ours.federation(), ours)
     sent = ours.rounds * len(federation.clients) * ours.method.reply_bytes(federation, ours)

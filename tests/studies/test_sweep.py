@@ -24,7 +24,7 @@ from mutua.methods import FedAvg, Independent
 from mutua.recipe.recipe import expand
 from mutua.reports import verdicts
 from mutua.reports.reading import read
-from mutua.studies.sweep import Planned, Sweep
+from mutua.studies.sweep import PlannedRun, Sweep
 from mutua.support import signals
 from mutua.support.files import Lock, in_use
 
@@ -328,7 +328,7 @@ def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path)
 def test_alone_is_the_same_data_and_the_nearest_cell(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Planned, "finished", True)
+    monkeypatch.setattr(PlannedRun, "finished", True)
     grid = {**GRID, "data.samples_per_client": {"20": {}, "30": {"data.samples_per_client": 30}}}
     sweep = Sweep(tmp_path, expand(tiny, grid), [0, 1])
     for run in sweep.runs:
@@ -349,7 +349,7 @@ class Mine(Independent):
 def test_a_users_own_method_is_not_alone_by_an_inherited_name(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Planned, "finished", True)
+    monkeypatch.setattr(PlannedRun, "finished", True)
     grid = {"method": {"fedavg": {"method": "fedavg"}, "mine": {"method": f"{__name__}:Mine"}}}
     sweep = Sweep(tmp_path, expand(tiny, grid), [0])
     assert all(sweep.alone(run) is None for run in sweep.runs)

@@ -17,7 +17,8 @@ import mutua
 from mutua import InputError, Recipe
 from mutua.recipe.grid import Cell
 from mutua.runs.folder import RunFolder
-from mutua.studies import sweep
+from mutua.studies.sweep import PlannedRun
+from mutua.studies.sweep_runner import _folder
 from mutua.support import importing
 
 NETS = """
@@ -178,8 +179,8 @@ def test_code_within_a_methods_options_is_named_too_and_a_comparison_trusts_its_
     assert folder._lock is not None
     folder._lock.free()
     monkeypatch.setattr(importing, "_trusted", set())
-    planned = sweep.Planned(Cell({}, {}), recipe, tmp_path / "mine")
-    assert sweep._folder(planned).recipe.code == [f"{nets}:Net"]
+    planned = PlannedRun(Cell({}, {}), recipe, tmp_path / "mine")
+    assert _folder(planned).recipe.code == [f"{nets}:Net"]
 
 
 def test_a_run_of_ones_own_goes_on_by_the_line_that_it_prints(

@@ -23,7 +23,8 @@ from mutua.cli.running import saved_text
 from mutua.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from mutua.studies.sweep import Outcome, Sweep
+    from mutua.studies.sweep import Sweep
+    from mutua.studies.sweep_runner import Outcome
 
 
 def compare_command(
@@ -57,31 +58,34 @@ def compare_command(
     from mutua.runs.folder import dated
     from mutua.runs.guarantee import Guarantee
     from mutua.runs.result import reported
-    from mutua.studies import comparing
+    from mutua.studies.contenders import compared_cells, read_seeds
+    from mutua.studies.measures import uses_global_alone
+    from mutua.studies.summaries import never_trained, summarise
     from mutua.studies.sweep import Sweep
+    from mutua.studies.sweep_runner import run_sweep
 
-    chosen = comparing.seeds(seeds)
-    cells = comparing.cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
+    chosen = read_seeds(seeds)
+    cells = compared_cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
     sweep = Sweep(out or dated(f"{cells[0][1].name}-compare"), cells, chosen)
-    with sweep.kept():
+    with sweep.locked():
         sweep.check(data_dir, "--methods" if methods else "grid")
         with console.bars(not as_json) as bars:
             watch = console.SweepBars(len(sweep.runs), len(sweep.finished), bars, notes_only=as_json)
-            outcome = sweep.run(
-                watch, workers=workers or cores(), data_dir=data_dir, engine=engine, minutes=minutes
+            outcome = run_sweep(
+                sweep, watch, workers=workers or cores(), data_dir=data_dir, engine=engine, minutes=minutes
             )
     runs = sweep.summaries()
-    summary = comparing.summarise(runs)
+    summary = summarise(runs)
     if as_json and not outcome.interrupted:
         print_json({"runs": [{**reported(run), "method": label} for label, run in runs], "summary": summary})
     elif runs and not outcome.interrupted:
         done = {run.cell.name: run for run in sweep.finished}
-        shared = [name for name, run in done.items() if comparing.uses_global_alone(run.path)]
+        shared = [name for name, run in done.items() if uses_global_alone(run.path)]
         notes = [f"{', '.join(shared)}: every client uses models.global, not a model of its own"] if shared else []
         notes += [f"{name}: {told}" for name, run in done.items() if (told := console.options(run.recipe.method))]
         for label, run in {label: run for label, run in runs if run["privacy"] is not None}.items():
             notes.append(f"{label}, seed {run['seed']}: differential privacy {Guarantee.of(run['privacy'])}")
-        notes += [*sweep.not_compared(), *sweep.unfair(), *comparing.never_trained(runs)]
+        notes += [*sweep.not_compared(), *sweep.unfair(), *never_trained(runs)]
         console.show_comparison(summary, cells[0][1].selection, notes)
         console.show_clients(summary)
         console.show_differences(summary)
@@ -122,20 +126,21 @@ def reproduce_command(
     ] = None,
 ) -> None:
     """Run a paper's table or figure; print it beside the paper's."""
-    from mutua.reports import console, reproducing
-    from mutua.studies import papers
+    from mutua.reports import console
+    from mutua.reports.reproduction_tables import reproduction_page, show_items
+    from mutua.studies.papers.items import chosen_items, item_names
 
     if show_list:
-        reproducing.show_items(papers.names())
+        show_items(item_names())
         return
     if page is not None:
         try:
-            page.write_text(reproducing.page(out), encoding="utf-8")
+            page.write_text(reproduction_page(out), encoding="utf-8")
         except OSError as error:
             raise InputError(f"--write: cannot write to {page}: {error.strerror}; name another file") from None
         console.say(f"written to {page}", console.err)
         return
-    names = papers.names() if everything else papers.chosen(items or [])
+    names = item_names() if everything else chosen_items(items or [])
     if not names:
         raise InputError("ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them")
     wrong = _reproduce(names, scale, seeds, minutes, workers, data_dir, out)
@@ -154,8 +159,9 @@ def _reproduce(
 ) -> list[str]:
     """Run and show the items; a line for each that is not complete."""
     from mutua.engines.workers import cores
-    from mutua.reports import console, reproducing
-    from mutua.studies.reproduce import Reproduction, read
+    from mutua.reports import console
+    from mutua.reports.reproduction_tables import show_reproduction
+    from mutua.studies.reproduction import Reproduction, read_record
 
     until = None if minutes is None else time.monotonic() + 60 * minutes
     wrong = []
@@ -172,7 +178,7 @@ def _reproduce(
             continue
         if outcome.interrupted:
             raise RunError(f"{name}: {_stopped(one.sweep, outcome)}")
-        reproducing.show(one, (read(one.sweep.place) or {})["minutes"])
+        show_reproduction(one, (read_record(one.sweep.place) or {})["minutes"])
         if outcome.stopped or outcome.failed:
             wrong.append(f"{name}: {outcome.stopped or '; '.join(outcome.failed.values())}")
     return wrong

@@ -29,7 +29,7 @@ from mutua.support.text import size as size
 from mutua.support.text import spread as spread
 
 if TYPE_CHECKING:
-    from mutua.studies.sweep import News
+    from mutua.studies.sweep_runner import News
 
 # Results go to stdout, everything about the way there to stderr; what users named stays as they wrote it.
 out = Console(markup=False, emoji=False, highlight=False)

@@ -25,7 +25,7 @@ from mutua.rounds.participation import Participation, left_out
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
 from mutua.runs.result import Predictor, Result, sheet
-from mutua.studies.measures import Finished
+from mutua.studies.measures import RunNumbers
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.text import Sheet
 
@@ -56,7 +56,7 @@ class SavedRun:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._numbers = Finished(folder.path)
+        self._numbers = RunNumbers(folder.path)
 
     def __repr__(self) -> str:
         return str(self._sheet)

@@ -19,7 +19,7 @@ from mutua.rounds.history import History
 from mutua.runs.guarantee import Guarantee
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined
-from mutua.studies.measures import Finished, Measure, alone, alone_otherwise, length
+from mutua.studies.measures import Measure, RunNumbers, alone_counterpart, alone_of_other_length, training_length
 from mutua.studies.statistics import Spread
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
@@ -37,7 +37,7 @@ class Run:
     label: str
     history: History
     ledger: Ledger
-    numbers: Finished | None
+    numbers: RunNumbers | None
     versions: Mapping[str, str]
     notes: Sequence[str] = ()
     """What a reader should know about its data."""
@@ -56,7 +56,7 @@ class Run:
         typed = [line(event["command"]) for event in begun if isinstance(event.get("command"), str)]
         command = typed[0] if typed else None
         if folder.finished:
-            numbers, record = Finished(folder.path), folder.record
+            numbers, record = RunNumbers(folder.path), folder.record
             rows, known = (numbers.history, numbers.ledger), (record.versions, record.notes)
             joined = sorted(file.parent for file in folder.path.glob("newcomers/*/join.json"))
             newcomers = {line(place.name): read_joined(place) for place in joined}
@@ -89,7 +89,7 @@ class Run:
         options = self.section("method")
         if self.alone and isinstance(options, Mapping) and options.get("patience") is not None:
             return None
-        return length(self.section("rounds"), self.section("epochs"), self.section("steps"))
+        return training_length(self.section("rounds"), self.section("epochs"), self.section("steps"))
 
     @property
     def seed(self) -> int:
@@ -240,11 +240,11 @@ class Study:
 
     def alone(self, run: Run) -> Run | None:
         """The run in which the same clients train alone."""
-        return alone(run, self.runs)
+        return alone_counterpart(run, self.runs)
 
     def alone_otherwise(self, label: str) -> tuple[Run, Run] | None:
         """A run of this label, and that of its clients alone which is longer or shorter: they are not compared."""
-        pairs = ((run, alone_otherwise(run, self.runs)) for run in self.of(label))
+        pairs = ((run, alone_of_other_length(run, self.runs)) for run in self.of(label))
         return next(((run, rival) for run, rival in pairs if rival is not None), None)
 
     def over_seeds(self, label: str, value: Callable[[Run], Value]) -> Spread:

@@ -9,7 +9,7 @@ from typing import Any
 from mutua.federation.plan import SELECTIONS
 from mutua.reports import console
 from mutua.reports.reading import Run, Study, common
-from mutua.studies.comparing import uses_global_alone
+from mutua.studies.measures import uses_global_alone
 from mutua.support.text import of_width
 
 

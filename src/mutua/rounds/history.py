@@ -160,13 +160,13 @@ class History(Log[Row]):
         """The round of its newest evaluation."""
         return self._evaluated.get((client, model))
 
-    def serves_since(self, first: int, clients: Mapping[str, int]) -> None:
-        """From which round on evaluations may be selected: of any model, and of each client's predictor.
+    def serves_since(self, rounds: int, clients: Mapping[str, int]) -> None:
+        """Say from which round on each client serves with its predictor, in a run of so many rounds.
 
-        Those before are of something else than what is reported: of models that were not trained, or of the
-        global where a client's own model was made after the last round.
+        Earlier evaluations are not selected: they are of models that were not trained, or of the global where a
+        client's own model was made after the last round.
         """
-        self._first, self._since = first, dict(clients)
+        self._first, self._since = min(1, rounds), dict(clients)
         self._tables.clear()
 
     def selected(self, selection: Selection, client: str, model: str, split: str, metric: str) -> float | None:
@@ -219,6 +219,11 @@ class History(Log[Row]):
         """By round, the unweighted mean over clients."""
         sums = self._means.get((model, split, metric), {})
         return [(round, total / number) for round, (total, number) in sorted(sums.items())]
+
+    def served_curve(self) -> list[tuple[int, float]]:
+        """The predictors' curve; only its end where all of them were made after the last round."""
+        since = min(self._since.values(), default=0)
+        return [point for point in self.curve("predictor") if since <= 1 or point[0] >= since]
 
     def mean(self, round: int, model: str, split: str, metric: str) -> float | None:
         """The point of a curve in this round."""

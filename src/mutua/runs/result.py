@@ -191,7 +191,7 @@ class Result:
 
     def __post_init__(self) -> None:
         since = {client.id: client.serves_since for client in self.clients}
-        self.history.serves_since(min(1, self.job.plan.rounds), since)
+        self.history.serves_since(self.job.plan.rounds, since)
 
     @property
     def _sheet(self) -> Sheet:

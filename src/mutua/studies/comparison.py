@@ -23,19 +23,18 @@ from mutua.runs.folder import new_folder
 from mutua.runs.preparation import prepared
 from mutua.runs.result import Result
 from mutua.runs.run import run
-from mutua.studies.comparing import (
+from mutua.studies.contenders import Contender, read_contenders
+from mutua.studies.measures import ABOUT, ResultNumbers
+from mutua.studies.summaries import (
     COMPARED,
-    MARK,
-    OVER_CLIENTS,
-    Contender,
-    contenders,
-    folders,
-    results,
-    rows,
+    RESULTS,
+    comparison_rows,
+    folder_names,
+    results_csv,
+    run_summaries,
     summarise,
-    write,
+    write_comparison,
 )
-from mutua.studies.measures import ABOUT, Held, Measure, alone
 from mutua.support.configuration import PathLike, checked, whole_number
 from mutua.support.files import together
 from mutua.support.importing import import_optional
@@ -122,9 +121,9 @@ class Compared:
         return self.seed
 
     @cached_property
-    def numbers(self) -> Held:
+    def numbers(self) -> ResultNumbers:
         """Its measures."""
-        return Held("", self.result)
+        return ResultNumbers("", self.result)
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,13 +141,7 @@ class Comparison:
 
     @cached_property
     def _summaries(self) -> list[tuple[str, dict[str, Any]]]:
-        found = []
-        for one in self.runs:
-            rival = alone(one, self.runs)
-            beside = None if rival is None else rival.numbers
-            over = {name: one.numbers.measure(Measure(name), beside) for name in OVER_CLIENTS}
-            found.append((one.label, {**one.numbers.summary, "cell": dict(one.position), "over_clients": over}))
-        return found
+        return run_summaries((one.label, one, one.numbers) for one in self.runs)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -194,20 +187,22 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each method, seed, client and model."""
-        return import_optional("pandas", "to_pandas").DataFrame(rows(self._summaries), columns=list(COMPARED))
+        return import_optional("pandas", "to_pandas").DataFrame(
+            comparison_rows(self._summaries), columns=list(COMPARED)
+        )
 
     def save(self, path: PathLike) -> Path:
         """Save all runs as the folder of a comparison: for `mutua.report` and the command line."""
         place = new_folder(path, field="path")
         labels = list(self.summary)
-        names = dict(zip(labels, folders(labels), strict=True))
+        names = dict(zip(labels, folder_names(labels), strict=True))
         try:
             for one in self.runs:
                 save_run(one.result, place / f"{names[one.label]}-{one.seed}")
             with together() as files:
                 runs = [(one.position, one.seed, one.numbers) for one in self.runs]
-                files.write(place / MARK, results(["method"], runs))
-                write(files, place, self._summaries)
+                files.write(place / RESULTS, results_csv(["method"], runs))
+                write_comparison(files, place, self._summaries)
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)  # it was new: nobody else's files are in it
             raise
@@ -216,7 +211,7 @@ class Comparison:
 
 def _contenders(methods: Any, recipe: Recipe | None) -> list[Contender]:
     if isinstance(methods, str):
-        return contenders(methods, recipe)
+        return read_contenders(methods, recipe)
     if isinstance(methods, Method) or not isinstance(methods, Sequence | Mapping) or not methods:
         raise InputError(f"methods: {methods!r}; give a list, such as [mutua.methods.FML(), 'fedavg']")
     named = methods.items() if isinstance(methods, Mapping) else [(None, method) for method in methods]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -79,8 +80,8 @@ class Measure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A finished run's numbers, read from its folder when they are asked for."""
+class RunNumbers:
+    """The numbers of a finished run, read from its folder when they are asked for."""
 
     path: PathLike
 
@@ -99,7 +100,7 @@ class Finished:
                     "repeat the run by its recipe.yaml"
                 )
         since = {client["id"]: client.get("serves_since", 1) for client in self.summary["clients"]}
-        history.serves_since(min(1, self.summary["rounds"]), since)
+        history.serves_since(self.summary["rounds"], since)
         return history, ledger
 
     @property
@@ -151,13 +152,9 @@ class Finished:
         """By round, the global on the common test set or the mean over clients on their own."""
         if name == "global":
             return self.history.global_curve()
-        if name != "predictor":
-            return self.history.curve("global")
-        # Where all predictors were made after the last round, what was there before is another model's curve.
-        since = min((client.get("serves_since", 0) for client in self.summary["clients"]), default=0)
-        return [point for point in self.history.curve("predictor") if since <= 1 or point[0] >= since]
+        return self.history.served_curve() if name == "predictor" else self.history.curve("global")
 
-    def measure(self, asked: Measure, alone: Finished | None = None) -> float | None:
+    def measure(self, asked: Measure, alone: RunNumbers | None = None) -> float | None:
         """One number; None where the run has it not. `alone` is the same clients' run without a federation."""
         match asked.name:
             case "global":
@@ -200,7 +197,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Held(Finished):
+class ResultNumbers(RunNumbers):
     """The same of a result that is in memory."""
 
     result: Result | None = None
@@ -217,8 +214,12 @@ class Held(Finished):
         return self.result.history, self.result.ledger
 
 
-class Dealt(Protocol):
-    """A run among others."""
+class ComparableRun(Protocol):
+    """A run that can be compared with others."""
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
 
     @property
     def method(self) -> str:
@@ -241,15 +242,15 @@ class Dealt(Protocol):
         """How long a client is to train, such as "20 epochs"; None where validation alone says when to stop."""
 
 
-_Run = TypeVar("_Run", bound=Dealt)
+_Run = TypeVar("_Run", bound=ComparableRun)
 
 
-def length(rounds: Any, epochs: Any, steps: Any) -> str:
+def training_length(rounds: Any, epochs: Any, steps: Any) -> str:
     """Of all rounds together: what fewer but longer rounds leave as it is."""
     return f"{rounds * epochs} epochs" if epochs else f"{rounds * steps} steps"
 
 
-def alone(run: _Run, runs: Iterable[_Run]) -> _Run | None:
+def alone_counterpart(run: _Run, runs: Iterable[_Run]) -> _Run | None:
     """The same clients without each other: the run of `independent` that was dealt the same data and is as long.
 
     Not one in which clients train only when they are drawn: that is less than what they could do alone. Of several
@@ -258,9 +259,9 @@ def alone(run: _Run, runs: Iterable[_Run]) -> _Run | None:
     return _nearest(run, [other for other in runs if other.alone and other.length in (None, run.length)])
 
 
-def alone_otherwise(run: _Run, runs: Sequence[_Run]) -> _Run | None:
+def alone_of_other_length(run: _Run, runs: Sequence[_Run]) -> _Run | None:
     """The run alone that a run is not compared with, since it is longer or shorter; None where one is as long."""
-    return None if alone(run, runs) else _nearest(run, [other for other in runs if other.alone])
+    return None if alone_counterpart(run, runs) else _nearest(run, [other for other in runs if other.alone])
 
 
 def _nearest(run: _Run, runs: Iterable[_Run]) -> _Run | None:
@@ -270,7 +271,7 @@ def _nearest(run: _Run, runs: Iterable[_Run]) -> _Run | None:
     return max(found, key=lambda other: len(other.position.items() & run.position.items()), default=None)
 
 
-def not_compared(label: str, run: Dealt, rival: Dealt) -> str:
+def not_compared(label: str, run: ComparableRun, rival: ComparableRun) -> str:
     """Why a run has no number that is beside the same clients' alone."""
     return (
         f"{label}: not compared with its clients alone, who train for {rival.length} instead of {run.length}; "
@@ -278,7 +279,12 @@ def not_compared(label: str, run: Dealt, rival: Dealt) -> str:
     )
 
 
-def check(text: object) -> object:
-    """The text, if it is a measure's."""
+def measure_text(text: object) -> object:
+    """The text as it is; refused where it names no measure."""
     Measure.of(text)
     return text
+
+
+def uses_global_alone(run: Path) -> bool:
+    """Whether the clients of a finished run have no models of their own, as with FedAvg."""
+    return (run / "global").is_dir() and not any(run.glob("clients/*/personal.safetensors"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
+BySeed = Mapping[int, float | None]
+"""A number of each seed's run; None where the run has none."""
 Verdict = Literal["holds", "does not hold", "cannot tell"]
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -31,6 +33,12 @@ class Spread:
         return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
+def paired(a: BySeed, b: BySeed) -> tuple[list[float | None], list[float | None]]:
+    """Both numbers in the seeds that both have."""
+    both = [seed for seed in a if seed in b]
+    return [a[seed] for seed in both], [b[seed] for seed in both]
+
+
 @dataclass(frozen=True)
 class Difference(Spread):
     """A mean of differences and its 95 % interval."""
@@ -40,7 +48,7 @@ class Difference(Spread):
 
     @staticmethod
     def of_pairs(a: Sequence[float | None], b: Sequence[float | None]) -> Difference:
-        """Of a − b, seed by seed, by Student's t; a pair that lacks one of its values is left out."""
+        """Of a − b, seed by seed, by Student's t; a pair without one of its values is left out."""
         pairs = zip(a, b, strict=True)
         found = Spread.of([x - y for x, y in pairs if x is not None and y is not None])
         if found.mean is None or found.sd is None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from mutua.errors import InputError
 from mutua.reports import console
-from mutua.studies import papers, reproduce
-from mutua.studies.comparing import OVER_CLIENTS
 from mutua.studies.measures import COUNTS, Measure
-from mutua.studies.reproduce import Reproduction
+from mutua.studies.papers.items import Item, item_names, load_item
+from mutua.studies.reproduction import Reproduction, recomputed_record
+from mutua.studies.summaries import OVER_CLIENTS
 from mutua.support.configuration import PathLike
 
 PAGE = """# Reproduction
@@ -35,12 +35,12 @@ def show_items(names: Sequence[str]) -> None:
     """What there is to reproduce."""
     table = console.table(["item", "where", "what"])
     for name in names:
-        item = papers.load(name)
+        item = load_item(name)
         table.add_row(name, item.where, item.title)
     console.show_table(f"{len(names)} items of papers", table, "to run one: mutua reproduce ITEM")
 
 
-def show(done: Reproduction, minutes: float) -> None:
+def show_reproduction(done: Reproduction, minutes: float) -> None:
     """An item: the paper's numbers beside ours, and the claims."""
     item, runs = done.item, done.sweep
     cut = f"; cut: {'; '.join(done.cut)}" if done.cut else ""
@@ -51,8 +51,8 @@ def show(done: Reproduction, minutes: float) -> None:
     beside = "paper" if done.scale == "paper" else "paper (not comparable in level)"
     table = console.table(["cell", "measure"], [beside, "ours"])
     for row in done.table:
-        paper = number(row.paper, row.paper_spread, row.measure)
-        table.add_row(row.cell, row.measure, paper, number(row.ours, row.ours_sd, row.measure))
+        paper = _number(row.paper, row.paper_spread, row.measure)
+        table.add_row(row.cell, row.measure, paper, _number(row.ours, row.ours_sd, row.measure))
     console.out.print(table)
     rule = item.published.selection or "not said"
     console.say(f"\nselection: the paper's: {rule}; ours: {done.cells[0][1].selection}")
@@ -67,7 +67,7 @@ def show(done: Reproduction, minutes: float) -> None:
     for claim in done.claims:
         text = f"control: {claim.text}" if claim.control else claim.text
         few = f" ({claim.seeds} of {len(done.seeds)} seeds)" if 0 < claim.seeds < len(done.seeds) else ""
-        told = difference(claim.difference, claim.low, claim.high, claim.measure)
+        told = _difference(claim.difference, claim.low, claim.high, claim.measure)
         claims.add_row(text, claim.verdict + few, *told)
     if done.claims:
         console.say("")
@@ -76,7 +76,7 @@ def show(done: Reproduction, minutes: float) -> None:
     console.say(f"\n{of}, {minutes:.1f} minutes; saved in {runs.place}")
 
 
-def number(value: float | None, spread: float | None, measure: str) -> str:
+def _number(value: float | None, spread: float | None, measure: str) -> str:
     """A number in its unit, with its spread."""
     if value is None:
         return "–"
@@ -84,7 +84,7 @@ def number(value: float | None, spread: float | None, measure: str) -> str:
     return f"{value:{digits}}" if spread is None else f"{value:{digits}} ± {spread:{digits}}"
 
 
-def difference(mean: float | None, low: float | None, high: float | None, measure: str) -> tuple[str, str]:
+def _difference(mean: float | None, low: float | None, high: float | None, measure: str) -> tuple[str, str]:
     """A difference and its interval."""
     digits = f"+{_digits(measure)}"
     told = "–" if mean is None else f"{mean:{digits}}"
@@ -97,9 +97,9 @@ def _digits(measure: str) -> str:
     return ".1f" if name == "rounds_to" else ",.0f" if name in COUNTS else ".2f"
 
 
-def page(out: PathLike) -> str:
+def reproduction_page(out: PathLike) -> str:
     """The page of all items as they are now, from the runs that are there."""
-    records = {name: _record(name, out) for name in papers.names()}
+    records = {name: _record(name, out) for name in item_names()}
     by_paper = dict.fromkeys(name.partition("/")[0] for name in records)
     parts = [PAGE, _totals(records)]
     for paper in by_paper:
@@ -110,7 +110,7 @@ def page(out: PathLike) -> str:
 
 def _record(name: str, out: PathLike) -> dict[str, Any] | None:
     try:
-        return reproduce.again(name, "laptop", out)
+        return recomputed_record(name, "laptop", out)
     except InputError as error:  # runs of the item as it was are none of the item as it is
         console.say(f"{name}: {error}", console.err)
         return None
@@ -130,7 +130,7 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
     head = "| item | claim | paper (not comparable in level) | ours | difference | verdict | seeds | minutes |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for name, record in records.items():
-        item = papers.load(name)
+        item = load_item(name)
         where = f"{name.partition('/')[2]} ({item.where})"
         if record is None:
             lines.append(_line(where, f"{item.title}; data: {_data(item)}", "", "", "", "not run", "", ""))
@@ -142,14 +142,14 @@ def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
         for i, claim in enumerate(record["claims"]):
             text = f"*control:* {claim['text']}" if claim["control"] else claim["text"]
             paper = _sides([(value, None) for value in claim["paper"]], claim["measure"])
-            told, interval = difference(claim["difference"], claim["low"], claim["high"], claim["measure"])
+            told, interval = _difference(claim["difference"], claim["low"], claim["high"], claim["measure"])
             ours, minutes = _sides(claim["ours"], claim["measure"]), f"{record['minutes']:.1f}" if i == 0 else ""
             between = told if interval == "–" else f"{told} ({interval})"
             lines.append(_line(where, text, paper, ours, between, claim["verdict"], str(claim["seeds"]), minutes))
     return "\n".join(lines) + "\n"
 
 
-def _data(item: papers.Item) -> str:
+def _data(item: Item) -> str:
     """Which data sets the item's runs learn from."""
     learned = [recipe for _, recipe in item.cells("laptop")]
     given = [data for recipe in learned for data in (recipe.data, *(entry.data for entry in recipe.clients or []))]
@@ -157,7 +157,7 @@ def _data(item: papers.Item) -> str:
 
 
 def _sides(sides: Sequence[Sequence[float | None]], measure: str) -> str:
-    told = [number(mean, spread, measure) for mean, spread in sides]
+    told = [_number(mean, spread, measure) for mean, spread in sides]
     return "–" if set(told) == {"–"} else " against ".join(told)
 
 

@@ -12,20 +12,22 @@ from typing import Any
 
 from mutua.recipe.grid import Cell, Labels
 from mutua.studies.measures import REACHING, Measure
-from mutua.studies.papers import Claim, Item, Scale, load
-from mutua.studies.statistics import Difference, Spread
-from mutua.studies.sweep import Outcome, Planned, Sweep, Watch
+from mutua.studies.papers.items import Claim, Item, Scale, load_item
+from mutua.studies.statistics import Difference, Spread, paired
+from mutua.studies.sweep import PlannedRun, Sweep
+from mutua.studies.sweep_runner import Outcome, Watch, run_sweep
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json, write
 
+_Values = Sequence[float | None]
 RECORD = "reproduction.json"
 HOW = "how"
 """The axis of an item of kind `newcomer`: what the newcomer does with one and the same run's global."""
 
 
 @dataclass(frozen=True)
-class Beside:
+class TableRow:
     """A number of the paper beside ours, in the unit printed."""
 
     cell: str
@@ -38,7 +40,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClaimVerdict:
     """A claim with both sides' means and deviations over the same seeds, the paired difference and the verdict."""
 
     text: str
@@ -58,13 +60,14 @@ class Reproduction:
 
     def __init__(self, name: str, scale: Scale, seeds: Sequence[int], out: PathLike) -> None:
         self.name, self.scale, self.seeds = name, scale, seeds
-        self.item: Item = load(name)
+        self.item: Item = load_item(name)
         self.cells = self.item.cells(scale)
         self._newcomer = self.item.kind == "newcomer"
         runs = {
             self._run(cell): (Cell(dict(self._run(cell)), cell.changes), recipe) for cell, recipe in self.cells
         }
-        self.sweep = Sweep(place(name, scale, out), list(runs.values()), seeds, newcomer=self._newcomer)
+        place = reproduction_folder(name, scale, out)
+        self.sweep = Sweep(place, list(runs.values()), seeds, newcomer=self._newcomer)
         self._planned = {(tuple(run.cell.labels.items()), run.seed): run for run in self.sweep.runs}
 
     def _run(self, cell: Cell) -> tuple[tuple[str, str], ...]:
@@ -73,17 +76,17 @@ class Reproduction:
 
     def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: PathLike | None) -> Outcome:
         """Run what is not finished, and write down what came of it."""
-        with self.sweep.kept():
+        with self.sweep.locked():
             self.sweep.check(data_dir, "grid")
             before, began = self._minutes(), time.monotonic()
             try:
-                return self.sweep.run(watch, workers=workers, data_dir=data_dir, minutes=minutes)
+                return run_sweep(self.sweep, watch, workers=workers, data_dir=data_dir, minutes=minutes)
             finally:
                 took = before + (time.monotonic() - began) / 60
                 write(self.sweep.place / RECORD, to_json(self.record(took)) + "\n")
 
     def _minutes(self) -> float:
-        found = read(self.sweep.place)
+        found = read_record(self.sweep.place)
         return 0.0 if found is None else float(found["minutes"])
 
     def record(self, minutes: float) -> dict[str, Any]:
@@ -123,7 +126,7 @@ class Reproduction:
                 found[seed] = None if mean is None else mean * asked.unit
         return found
 
-    def _value(self, run: Planned, how: str | None, measure: Measure, whole: bool) -> float | None:
+    def _value(self, run: PlannedRun, how: str | None, measure: Measure, whole: bool) -> float | None:
         if run.newcomer and how is not None and measure.name == "predictor":
             return run.joined(how)
         numbers = self.sweep.numbers(run)
@@ -132,7 +135,7 @@ class Reproduction:
         return numbers.measure(measure, self.sweep.alone(run) if measure.name == "better_off" else None)
 
     @cached_property
-    def table(self) -> list[Beside]:
+    def table(self) -> list[TableRow]:
         """What the paper prints beside ours; then what claims measure in cells of which it prints nothing."""
         printed = [(v.cell, v.measure, v.value, v.spread) for v in self.item.published.values]
         told = {(frozenset(cell.items()), measure) for cell, measure, *_ in printed}
@@ -148,7 +151,7 @@ class Reproduction:
             name = self._name(labels)
             ours = Spread.of(list(self.values(labels, measure).values()))
             if name is not None and (value, ours.mean) != (None, None):
-                rows.append(Beside(name, measure, value, spread, ours.mean, ours.sd, ours.n))
+                rows.append(TableRow(name, measure, value, spread, ours.mean, ours.sd, ours.n))
         return rows
 
     def _name(self, labels: Labels) -> str | None:
@@ -162,28 +165,24 @@ class Reproduction:
         return sum(self._name(value.cell) is None for value in self.item.published.values)
 
     @cached_property
-    def claims(self) -> list[Judged]:
+    def claims(self) -> list[ClaimVerdict]:
         """Every claim with its verdict."""
         return [self._judged(claim) for claim in self.item.claims]
 
-    def _judged(self, claim: Claim) -> Judged:
+    def _judged(self, claim: Claim) -> ClaimVerdict:
         than = claim.better if claim.than is None else claim.than
         sides = (claim.better, claim.measure), (than, claim.than_measure or claim.measure)
         a, b = self.values(*sides[0]), self.values(*sides[1])
-        both = [seed for seed in a if seed in b]
-        ours = Spread.of([a[seed] for seed in both]), Spread.of([b[seed] for seed in both])
+        first, second = paired(a, b)
+        ours = Spread.of(first), Spread.of(second)
         if Measure.of(claim.measure).name in REACHING:
             # One that never got there took at least its whole length, which counts if the other one did.
-            all_a, all_b = self.values(*sides[0], whole=True), self.values(*sides[1], whole=True)
-            a, b = (
-                {s: all_a[s] if a[s] is None and b[s] is not None else a[s] for s in both},
-                {s: all_b[s] if b[s] is None and a[s] is not None else b[s] for s in both},
-            )
-        first = [a[seed] for seed in both]
-        second = [None if b[seed] is None else claim.times * b[seed] for seed in both]  # type: ignore[operator]
+            all_first, all_second = paired(self.values(*sides[0], whole=True), self.values(*sides[1], whole=True))
+            first, second = _reached(first, second, all_first), _reached(second, first, all_second)
+        second = [None if value is None else claim.times * value for value in second]
         found = Difference.of_pairs(second, first) if claim.lower else Difference.of_pairs(first, second)
         there = all(self._name(labels) is not None for labels, _ in sides)
-        return Judged(
+        return ClaimVerdict(
             text=claim.text,
             control=claim.control,
             measure=claim.measure,
@@ -193,7 +192,7 @@ class Reproduction:
             low=found.low,
             high=found.high,
             seeds=found.n,
-            verdict=found.shifted(claim.margin).verdict if both else "not run" if there else "not at this scale",
+            verdict=found.shifted(claim.margin).verdict if first else "not run" if there else "not at this scale",
         )
 
     def _printed(self, labels: Labels, measure: str) -> float | None:
@@ -204,12 +203,12 @@ class Reproduction:
         return _mean([v.value for v in run or mine])
 
 
-def place(name: str, scale: Scale, out: PathLike) -> Path:
+def reproduction_folder(name: str, scale: Scale, out: PathLike) -> Path:
     """Where an item's runs are."""
     return local_path(out, "--out") / (name if scale == "laptop" else f"{name}-{scale}")
 
 
-def read(folder: PathLike) -> dict[str, Any] | None:
+def read_record(folder: PathLike) -> dict[str, Any] | None:
     """What a reproduction has written down; None where there is none."""
     try:
         found = safe_reading.from_json(safe_reading.text(local_path(folder, "--out") / RECORD))
@@ -218,9 +217,9 @@ def read(folder: PathLike) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and {"seeds", "minutes"} <= found.keys() else None
 
 
-def again(name: str, scale: Scale, out: PathLike) -> dict[str, Any] | None:
+def recomputed_record(name: str, scale: Scale, out: PathLike) -> dict[str, Any] | None:
     """What the runs that are there say of the item as it is now; None where there are none."""
-    found = read(place(name, scale, out))
+    found = read_record(reproduction_folder(name, scale, out))
     if found is None:
         return None
     one = Reproduction(name, scale, found["seeds"], out)
@@ -228,6 +227,12 @@ def again(name: str, scale: Scale, out: PathLike) -> dict[str, Any] | None:
     return one.record(found["minutes"])
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: _Values) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
+
+
+def _reached(values: _Values, others: _Values, whole: _Values) -> list[float | None]:
+    """Values with the whole length in place of those that are missing beside the other's."""
+    rows = zip(values, others, whole, strict=True)
+    return [most if value is None and other is not None else value for value, other, most in rows]

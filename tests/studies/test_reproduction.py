@@ -13,9 +13,9 @@ import pytest
 import yaml
 from scipy import stats as scipy_stats
 
-from mutua.studies import papers
-from mutua.studies.measures import Finished, Measure
-from mutua.studies.reproduce import Reproduction
+from mutua.studies.measures import Measure, RunNumbers
+from mutua.studies.papers import items
+from mutua.studies.reproduction import Reproduction
 
 Command = Callable[..., Any]
 OUT = ("--out", "out", "--workers", "2")
@@ -30,7 +30,7 @@ def reproduced(command: Command, tmp_path: Path, tiny: dict[str, Any], monkeypat
     """The command, and items ours/table-1, ours/no-data, ours/newcomer."""
     folder = tmp_path / "items" / "ours"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(papers, "FOLDER", folder.parent)
+    monkeypatch.setattr(items, "FOLDER", folder.parent)
 
     def claim(text: str, measure: str, **more: Any) -> dict[str, Any]:
         sides = {"better": {"method": "alone"}, "than": {"method": "FedAvg"}}
@@ -217,18 +217,18 @@ def test_one_that_never_gets_there_takes_its_whole_length(
     reproduced: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds to an accuracy: reached by one side in rounds 3 and 4 of 30, never by the other."""
-    path = papers.FOLDER / "ours" / "table-1.yaml"
+    path = items.FOLDER / "ours" / "table-1.yaml"
     tree = yaml.safe_load(path.read_text())
     sides = {"better": {"method": "FedAvg"}, "than": {"method": "alone"}}
     tree["claims"] = [{"text": "quicker", "measure": "rounds_to(50)", "lower": True, **sides}]
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    monkeypatch.setattr("mutua.studies.sweep.Planned.finished", True)
-    monkeypatch.setattr(Finished, "whole", lambda self, asked: 30.0)
+    monkeypatch.setattr("mutua.studies.sweep.PlannedRun.finished", True)
+    monkeypatch.setattr(RunNumbers, "whole", lambda self, asked: 30.0)
 
-    def measure(self: Finished, asked: Measure, alone: Any = None) -> float | None:
+    def measure(self: RunNumbers, asked: Measure, alone: Any = None) -> float | None:
         return 3.0 + int(self.path.name[-1]) if self.path.name.startswith("FedAvg") else None
 
-    monkeypatch.setattr(Finished, "measure", measure)
+    monkeypatch.setattr(RunNumbers, "measure", measure)
     [claim] = Reproduction("ours/table-1", "laptop", range(2), Path("nowhere")).claims
     assert (claim.difference, claim.verdict) == (30 - 3.5, "holds")
     assert claim.ours == ((3.5, pytest.approx(math.sqrt(0.5))), (None, None))
@@ -237,7 +237,7 @@ def test_one_that_never_gets_there_takes_its_whole_length(
 def test_the_papers_numbers_are_of_the_cells_that_run(
     reproduced: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = papers.FOLDER / "ours" / "table-1.yaml"
+    path = items.FOLDER / "ours" / "table-1.yaml"
     tree = yaml.safe_load(path.read_text())
     tree["laptop"]["keep"]["size"] = ["small"]
     tree["published"]["values"] = [
@@ -247,14 +247,14 @@ def test_the_papers_numbers_are_of_the_cells_that_run(
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     # Of FedAvg seed 1 is missing, and nobody has bytes_up.
     monkeypatch.setattr(
-        "mutua.studies.sweep.Planned.finished", property(lambda run: run.path.name != "FedAvg-small-1")
+        "mutua.studies.sweep.PlannedRun.finished", property(lambda run: run.path.name != "FedAvg-small-1")
     )
 
-    def measure(self: Finished, asked: Measure, alone: Any = None) -> float | None:
+    def measure(self: RunNumbers, asked: Measure, alone: Any = None) -> float | None:
         found = int(self.path.name[-1]) ** 2 / 10 + (0.1 if self.path.name.startswith("alone") else 0)
         return found if asked.name in ("predictor", "global_own") else None
 
-    monkeypatch.setattr(Finished, "measure", measure)
+    monkeypatch.setattr(RunNumbers, "measure", measure)
     done = Reproduction("ours/table-1", "laptop", range(3), Path("nowhere"))
     rows = [(row.cell, row.measure, row.paper, row.ours, row.seeds) for row in done.table]
     assert rows[:2] == [
@@ -275,7 +275,7 @@ def test_the_papers_numbers_are_of_the_cells_that_run(
 
 def test_a_page_is_of_the_items_as_they_are_now(reproduced: Command, tmp_path: Path) -> None:
     assert reproduced("reproduce", "ours/table-1", "--seeds", "2", *OUT).code == 0
-    path = papers.FOLDER / "ours" / "table-1.yaml"
+    path = items.FOLDER / "ours" / "table-1.yaml"
     tree = yaml.safe_load(path.read_text())
     tree["claims"] = [{**tree["claims"][0], "text": "as it is said now"}]
     path.write_text(yaml.safe_dump(tree, sort_keys=False))

@@ -1,0 +1,143 @@
+"""What the runs of a comparison say together, and its files: results.csv, comparison.csv, comparison.json."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+from mutua.recipe.grid import facets
+from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart
+from mutua.studies.statistics import BySeed, Difference, Spread, paired
+from mutua.support.files import Together, to_json
+from mutua.support.text import Rows, some
+
+_MEASURES = ("global", "predictor")
+_DOMAINS = ("wdp", "cdp", "acc")
+OVER_CLIENTS = ("worst", "spread_clients", "better_off")
+COMPARED = ("method", "seed", "client", "model", "selection", "accuracy")
+COLUMNS = ("seed", "client", "model", "split", "metric", "value")
+RESULTS = "results.csv"
+"""A folder with this file holds many runs."""
+
+
+Summaries = Sequence[tuple[str, dict[str, Any]]]
+"""Of every run the name of its cell, and what it says of itself and of its clients together."""
+_Run = TypeVar("_Run", bound=ComparableRun)
+
+
+def run_summaries(runs: Iterable[tuple[str, _Run, RunNumbers]]) -> list[tuple[str, dict[str, Any]]]:
+    """The summaries of runs that are given as the name of a cell, the run and its numbers."""
+    by_seed: dict[int, list[_Run]] = {}
+    named = list(runs)
+    for _, run, _ in named:
+        by_seed.setdefault(run.seed, []).append(run)
+    numbers = {id(run): mine for _, run, mine in named}
+    found = []
+    for name, run, mine in named:
+        rival = alone_counterpart(run, by_seed[run.seed])
+        beside = None if rival is None else numbers[id(rival)]
+        over_clients = {measure: mine.measure(Measure(measure), beside) for measure in OVER_CLIENTS}
+        found.append((name, {**mine.summary, "cell": dict(run.position), "over_clients": over_clients}))
+    return found
+
+
+def summarise(runs: Summaries) -> dict[str, Any]:
+    """By cell: mean and standard deviation over seeds, and the paired difference to the cell that it names.
+
+    That is the first cell or, where a grid has other axes beside `method`, the first of the same labels there.
+    """
+    beside = facets({label: run["cell"] for label, run in runs}).values()
+    first = {label: members[0] for members in beside for label in members}
+    measures = _MEASURES + (_DOMAINS if runs and all(run["domains"] for _, run in runs) else ())
+    of: dict[str, dict[int, dict[str, Any]]] = {}
+    for label, run in runs:
+        of.setdefault(label, {})[run["seed"]] = run
+    return {label: {"minus": first[label], **_row(mine, of[first[label]], measures)} for label, mine in of.items()}
+
+
+def _row(
+    mine: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, Any]], measures: Sequence[str]
+) -> dict[str, Any]:
+    def by_seed(of: Mapping[int, dict[str, Any]], measure: str) -> BySeed:
+        return {seed: _accuracy(run, measure) for seed, run in of.items()}
+
+    runs = list(mine.values())
+    return {
+        "accuracy": {name: _spread(list(by_seed(mine, name).values())) for name in measures},
+        "difference": {name: _difference(by_seed(mine, name), by_seed(first, name)) for name in measures},
+        "clients": {name: _spread([run["over_clients"][name] for run in runs]) for name in OVER_CLIENTS},
+        "bytes": {way: fmean([run["bytes"][way] for run in runs]) for way in ("up", "down")},
+    }
+
+
+def _accuracy(run: dict[str, Any], model: str) -> float | None:
+    """The global on the common test set; predictors on their clients' own test data, mean over clients.
+
+    Where clients have domains, also their predictors within, across and over all domains.
+    """
+    if model in _DOMAINS:
+        return None if run["domains"][model] is None else float(run["domains"][model])
+    found = run["global"]["accuracy"] if model == "global" else run["mean"]["predictor"]["accuracy"]
+    return None if found is None else float(found)
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+    found = Spread.of(values)
+    return {"mean": found.mean, "std": found.sd, "values": list(values)}
+
+
+def _difference(a: BySeed, b: BySeed) -> dict[str, Any]:
+    sides = paired(a, b)
+    found = Difference.of_pairs(*sides).within(1)
+    values = [None if x is None or y is None else x - y for x, y in zip(*sides, strict=True)]
+    return {"mean": found.mean, "std": found.sd, "values": values, "low": found.low, "high": found.high}
+
+
+def results_csv(axes: Sequence[str], runs: Iterable[tuple[Mapping[str, str], int, RunNumbers]]) -> str:
+    """results.csv: one row per number of every run, with the run's labels on the axes and its seed."""
+    text = io.StringIO(newline="")
+    writer = Rows(text)
+    writer.writerow([*(f"grid.{axis}" if axis in COLUMNS else axis for axis in axes), *COLUMNS])
+    for labels, seed, numbers in runs:
+        writer.writerows([*(labels[axis] for axis in axes), seed, *row] for row in numbers.rows)
+    return text.getvalue()
+
+
+def comparison_rows(runs: Summaries) -> list[tuple[Any, ...]]:
+    """The accuracy of every run's global, and of predictor and global at every client."""
+    made = []
+    for label, run in runs:
+        found = [("global", "global", run["global"]["accuracy"])]
+        found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
+        made += [(label, run["seed"], client, model, run["selection"], value) for client, model, value in found]
+    return made
+
+
+def never_trained(runs: Summaries) -> list[str]:
+    """A line for each run with clients whose own model never trained."""
+    found = []
+    for label, run in runs:
+        if out := [client["id"] for client in run["clients"] if not client.get("trained", True)]:
+            found.append(f"{label}, seed {run['seed']}: {some(out)} never trained: out of the predictors' means")
+    return found
+
+
+def folder_names(names: Sequence[str]) -> list[str]:
+    """A folder name for each cell, all different."""
+    plain = [re.sub(r"[^\w.=-]+", "-", name)[:80] for name in names]
+    return [name if plain.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(plain)]
+
+
+def write_comparison(files: Together, folder: Path, runs: Summaries) -> None:
+    """comparison.csv, one row per cell, seed, client and model, and comparison.json with the summary."""
+    text = io.StringIO(newline="")
+    writer = Rows(text)
+    writer.writerow(COMPARED)
+    writer.writerows(comparison_rows(runs))
+    report = {"runs": [{**run, "method": label} for label, run in runs], "summary": summarise(runs)}
+    files.write(folder / "comparison.csv", text.getvalue())
+    files.write(folder / "comparison.json", to_json(report) + "\n")

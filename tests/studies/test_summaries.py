@@ -1,0 +1,123 @@
+"""What the runs of a comparison say together: the arithmetic, and the files."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from mutua.studies.summaries import summarise, write_comparison
+from mutua.support.files import together
+
+# The arithmetic
+
+
+def one(
+    shared: float | None, own: float | None, up: int = 10, domains: Any = None, seed: int = 0, cell: Any = None
+) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "cell": cell or {},
+        "selection": "last",
+        "global": {"accuracy": shared, "loss": 1.0},
+        "mean": {"predictor": {"accuracy": own}},
+        "clients": [{"id": "a", "accuracy": {"predictor": own, "global": shared}}],
+        "bytes": {"up": up, "down": 2 * up},
+        "domains": domains,
+        "over_clients": {"worst": own, "spread_clients": 0.0, "better_off": None},
+    }
+
+
+def test_means_deviations_and_paired_differences_by_numpy() -> None:
+    rng = np.random.default_rng(0)
+    shared, own = rng.random((2, 4)), rng.random((2, 4))
+    runs = [
+        (name, one(shared[m, s], own[m, s], up=100 * m + s, seed=s))
+        for s in range(4)
+        for m, name in enumerate("xy")
+    ]
+    summary = summarise(runs)
+    for m, name in enumerate("xy"):
+        for model, table in (("global", shared), ("predictor", own)):
+            accuracy, difference = summary[name]["accuracy"][model], summary[name]["difference"][model]
+            assert accuracy["mean"] == pytest.approx(table[m].mean())
+            assert accuracy["std"] == pytest.approx(table[m].std(ddof=1))
+            assert accuracy["values"] == pytest.approx(list(table[m]))
+            assert difference["mean"] == pytest.approx((table[m] - table[0]).mean())
+            assert difference["std"] == pytest.approx((table[m] - table[0]).std(ddof=1))
+            if m:
+                interval = scipy_stats.ttest_rel(table[m], table[0]).confidence_interval(0.95)
+                assert (difference["low"], difference["high"]) == pytest.approx(tuple(interval))
+        assert summary[name]["clients"]["worst"]["mean"] == pytest.approx(own[m].mean())
+        assert summary[name]["bytes"] == {"up": 100 * m + 1.5, "down": 200 * m + 3}
+    assert summary["x"]["difference"]["global"]["values"] == [0.0] * 4
+
+
+def test_one_seed_has_no_deviation() -> None:
+    summary = summarise([("x", one(0.5, 0.7)), ("y", one(0.4, 0.9))])
+    assert summary["y"]["accuracy"]["global"] == {"mean": 0.4, "std": None, "values": [0.4]}
+    assert summary["y"]["difference"]["predictor"]["mean"] == pytest.approx(0.2)
+
+
+def test_what_a_method_has_not_is_null() -> None:
+    summary = summarise(
+        [("x", one(None, 0.7)), ("y", one(0.4, 0.9)), ("x", one(None, 0.5, seed=1)), ("y", one(0.2, None, seed=1))]
+    )
+    assert summary["x"]["accuracy"]["global"]["mean"] is None
+    assert summary["y"]["difference"]["global"]["mean"] is None
+    assert summary["y"]["accuracy"]["predictor"] == {"mean": None, "std": None, "values": [0.9, None]}
+
+
+def test_seeds_that_one_has_not_are_not_compared() -> None:
+    runs = [("x", one(0.5, 0.5, seed=s)) for s in (0, 1, 2)] + [("y", one(0.7, 0.7, seed=s)) for s in (2, 5)]
+    assert summarise(runs)["y"]["difference"]["global"]["values"] == pytest.approx([0.2])
+    assert summarise([]) == {}
+
+
+def test_differences_are_to_the_first_cell_that_differs_in_nothing_but_the_method() -> None:
+    accuracy = {"easy": {"x": 0.9, "y": 0.8}, "hard": {"x": 0.5, "y": 0.6}}
+    runs = [
+        (f"{method}, {data}", one(shared, shared, cell={"method": method, "data": data}))
+        for data, row in accuracy.items()
+        for method, shared in row.items()
+    ]
+    found = {label: (row["minus"], row["difference"]["global"]["mean"]) for label, row in summarise(runs).items()}
+    assert found["x, easy"] == ("x, easy", 0) and found["x, hard"] == ("x, hard", 0)
+    assert found["y, easy"] == ("x, easy", pytest.approx(-0.1))
+    assert found["y, hard"] == ("x, hard", pytest.approx(0.1))
+    lone = summarise([(str(a), one(0.1 * a, 0.1, cell={"method.alpha": str(a)})) for a in (1, 2, 3)])
+    assert [row["minus"] for row in lone.values()] == ["1"] * 3
+
+
+def test_domains_are_compared_where_all_runs_have_them() -> None:
+    some = {"wdp": 0.9, "cdp": 0.4, "acc": 0.5}
+    both = summarise([("x", one(0.1, 0.2, domains=some)), ("y", one(0.1, 0.2, domains={**some, "acc": 0.75}))])
+    assert both["y"]["difference"]["acc"]["mean"] == pytest.approx(0.25)
+    assert "acc" not in summarise([("x", one(0.1, 0.2, domains=some)), ("y", one(0.1, 0.2))])["x"]["accuracy"]
+
+
+# What it leaves
+
+
+def test_the_files(tmp_path: Path) -> None:
+    def save(some: list[Any]) -> None:
+        with together() as files:
+            write_comparison(files, tmp_path, some)
+
+    runs = [(name, one(0.5, None if name == "y" else 0.25, seed=s)) for s in (0, 1) for name in "xy"]
+    save(runs[:3])  # stopped in mid-comparison
+    assert len(json.loads((tmp_path / "comparison.json").read_text())["runs"]) == 3
+    save(runs)
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["method", "seed", "client", "model", "selection", "accuracy"]
+    assert list(rows[0].values()) == ["x", "0", "global", "global", "last", "0.5"]
+    assert list(rows[1].values()) == ["x", "0", "a", "predictor", "last", "0.25"]
+    assert list(rows[4].values()) == ["y", "0", "a", "predictor", "last", ""]
+    assert len(rows) == 12
+    report = json.loads((tmp_path / "comparison.json").read_text())
+    assert [r["method"] for r in report["runs"]] == ["x", "y", "x", "y"]
+    assert report["summary"] == json.loads(json.dumps(summarise(runs)))
