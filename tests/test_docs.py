@@ -43,7 +43,8 @@ def read(name: str) -> str:
 
 def blocks(text: str, language: str) -> list[str]:
     """The fenced blocks of a language; '' is plain ones."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for found, block in fenced if found == language]
 
 
 def rows(text: str) -> list[list[str]]:
