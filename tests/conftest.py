@@ -297,6 +297,25 @@ def command(
     return call
 
 
+@pytest.fixture
+def broken_off(command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder x of a run that was stopped by Ctrl-C in its second round of three."""
+    from mutua.federation.store import Store
+
+    commit = Store.commit
+
+    def stop(store: Store, round: int, *rest: Any) -> None:
+        commit(store, round, *rest)
+        if round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", stop)
+        done = command("run", "tiny.yaml", "--set", "rounds=3", "--set", "checkpoints.seconds=0", "--out", "x")
+    assert done.code == 1 and done.err.endswith("mutua: stopped by Ctrl-C; to go on: mutua run --resume x\n")
+    return tmp_path / "x"
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
     """`finished("fml", rounds=2)`: folder and result of such a tiny run, made once.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mutua.support.output_streams import enduring
+from mutua.support.output_streams import surviving_output
 
 # A method of one's own that prints in a worker, and whose printing would be its failure.
 TALKING = """
@@ -73,7 +73,7 @@ def test_what_is_printed_when_nobody_reads_is_dropped_for_good(capfd: pytest.Cap
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdout", os.fdopen(1, "w", closefd=False))
-            with enduring() as lost:
+            with surviving_output() as lost:
                 for _ in range(3):
                     print("x" * 10_000, flush=True)
                 os.write(1, b"and what a library writes")
@@ -97,7 +97,7 @@ def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
     reader.start()
     with pytest.MonkeyPatch.context() as patch, os.fdopen(write, "w") as stream:
         patch.setattr(sys, "stdout", stream)
-        with enduring() as lost:
+        with surviving_output() as lost:
             print("x" * 10**6)
     reader.join()
     assert len(b"".join(got)) == 10**6 + 1 and lost == []
@@ -105,7 +105,7 @@ def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
 
 def test_streams_that_are_no_files_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout
-    with enduring():
+    with surviving_output():
         assert sys.stdout is before
         print("seen")
     assert capsys.readouterr().out == "seen\n"

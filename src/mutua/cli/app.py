@@ -12,7 +12,7 @@ from mutua import __version__, errors
 from mutua.cli import catalogue, data, demo, reporting, running, runs, studies, trained_models
 from mutua.errors import MutuaError, short_of_memory
 from mutua.support import signals
-from mutua.support.output_streams import enduring
+from mutua.support.output_streams import surviving_output
 
 TRACEBACK = "--traceback"
 
@@ -51,7 +51,7 @@ def _root(
 def command_line() -> None:
     """Do what sys.argv says. A user's mistake is one line on stderr, never a traceback."""
     signals.reset()
-    with enduring() as lost:
+    with surviving_output() as lost:
         code = _invoke()
         sys.stdout.flush()
         if lost and not code:

@@ -15,7 +15,7 @@ from mutua.support.configuration import PathLike, local_path
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """A row a client, a column a class; beside it the sizes of val and test."""
+    """Training samples: a row per client, a column per class; and the sizes of val and test."""
 
     clients: list[str]
     classes: list[str]
@@ -23,7 +23,7 @@ class LabelCounts:
     val: list[int]
     test: list[int]
     opted_out: list[int]
-    """Of the training samples."""
+    """How many of the training samples are opted out."""
 
     def summary(self) -> dict[str, Any]:
         """The counts as JSON."""
@@ -42,12 +42,12 @@ class LabelCounts:
         }
 
     def draw(self, path: PathLike, title: str) -> None:
-        """The label-by-client picture."""
+        """Draw the picture of labels by client."""
         figures.label_picture(self.train, self.clients, self.classes, local_path(path, "--out"), title)
 
 
 def counts_by_client(federation: Federation) -> LabelCounts:
-    """Count training samples; classes are all clients' classes, by name."""
+    """Count training samples; the classes are those of all clients, by name."""
     own = (name for client in federation.clients for name in client.task.classes)
     classes = list(dict.fromkeys([*federation.classes, *own]))
     clients = [client.relabelled(classes) for client in federation.clients]
@@ -62,7 +62,7 @@ def counts_by_client(federation: Federation) -> LabelCounts:
 
 
 def show_counts(counts: LabelCounts, notes: Sequence[str]) -> None:
-    """The table: a column a class, by name or, where names are too wide, by number; else only how many."""
+    """Print the table: a column per class, by name, by number where names are too wide, or only how many."""
     columns = _columns(counts, console.out.width)
     opting = any(counts.opted_out)
     table = console.table(["client"], [*(columns or ["classes"]), "train", *["opted out"] * opting, "val", "test"])
@@ -80,7 +80,7 @@ def show_counts(counts: LabelCounts, notes: Sequence[str]) -> None:
 
 
 def _columns(counts: LabelCounts, width: int) -> list[str]:
-    """Headings of the class columns that fit; none where even numbers do not."""
+    """Headings for the columns of classes: names or numbers; none where not even numbers fit."""
     gap, digits = 2, max(len(str(counts.train.max())), 1)
     rest = max(map(len, [*counts.clients, "client"])) + 3 * (6 + gap) + (9 + gap) * any(counts.opted_out)
     for headings in (counts.classes, [str(i) for i in range(len(counts.classes))]):

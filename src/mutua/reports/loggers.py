@@ -1,4 +1,4 @@
-"""Loggers: a run's numbers for TensorBoard, or for anybody else's tool by two functions."""
+"""Loggers: a run's numbers for TensorBoard, or for any other tool that has two functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mutua.support.importing import import_object
 
 
 class Logger(Protocol):
-    """What a tool must offer to follow a run. It is made with the run's folder."""
+    """What a tool must have to log a run. Its class is called with the run's folder."""
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Numbers of a round by name: split/metric/model/client, and bytes/up, bytes/down so far."""
+        """Take the numbers of a round by name: split/metric/model/client, and bytes/up, bytes/down so far."""
 
     def close(self) -> None:
         """The run is over, or was stopped."""
@@ -27,14 +27,14 @@ class Logger(Protocol):
 class Logged:
     """A callback: gives a logger every number of a round when the round ends.
 
-    A logger only watches: where it fails, that is said and the run goes on without it.
+    A logger only watches: if it fails, a note says so and the run continues without it.
     """
 
     def __init__(self, logger: Logger) -> None:
         self.logger: Logger | None = logger
 
     def __call__(self, event: Event) -> None:
-        """Pass on what the event brings."""
+        """Log the numbers of a round that ended; close the logger at the end."""
         if self.logger is None:
             return
         try:
@@ -43,7 +43,7 @@ class Logged:
                     self.logger.log(event.round, _numbers(event))
                 case Finished() | Stopped():
                     self.logger.close()
-        except Exception as error:  # whatever somebody else's tool raises
+        except Exception as error:  # any error of a foreign tool
             self.logger = None
             show_notes([f"the logger failed ({_told(error)}); the run goes on without it"])
 
@@ -67,24 +67,24 @@ class TensorBoard:
         self._writer = SummaryWriter(str(local_path(folder, "--log") / "tensorboard"))
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Write a scalar a number."""
+        """Write each number as a scalar."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, round)
 
     def close(self) -> None:
-        """Write what is not yet written."""
+        """Write what is still in memory."""
         self._writer.close()
 
 
 def known_logger(name: str) -> Callable[[Path], Callback]:
-    """By a run's folder, the callback of `tensorboard`, or of a class by "package.module:Class"."""
+    """A function of a run's folder that makes the callback of `tensorboard` or of "package.module:Class"."""
     make = _maker(name)
 
     def logged(folder: Path) -> Callback:
         made: list[Logged] = []
 
         def callback(event: Event) -> None:
-            if isinstance(event, Started):  # not before: a mistake is then one of a run that has not begun
+            if isinstance(event, Started):  # so a logger that cannot be made fails before the run has begun
                 made.append(Logged(_made(name, make, folder)))
             for one in made:
                 one(event)
@@ -109,7 +109,7 @@ def _maker(name: str) -> Callable[[Path], Logger]:
 def _made(name: str, make: Callable[[Path], Logger], folder: Path) -> Logger:
     try:
         logger = make(folder)
-    except Exception as error:  # whatever somebody else's tool raises
+    except Exception as error:  # any error of a foreign tool
         raise InputError(f"--log: '{name}' cannot be made with the run's folder: {_told(error)}") from None
     for function in ("log", "close"):
         if not callable(getattr(logger, function, None)):

@@ -1,4 +1,4 @@
-"""Standard output and error that outlive whoever reads them."""
+"""Standard output and error that survive the end of their readers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GONE = (errno.EPIPE, errno.EIO)
 """Nobody reads any more: `| head` has seen enough, or the terminal was closed."""
 
 
-class _Enduring(io.FileIO):
-    """A file that takes whatever is written to it; what cannot go out any more is dropped."""
+class _SurvivingFile(io.FileIO):
+    """A file that accepts every write; what can no longer be written is dropped."""
 
     def __init__(self, number: int, lost: list[OSError]) -> None:
         super().__init__(number, "w", closefd=False)
@@ -24,13 +24,13 @@ class _Enduring(io.FileIO):
 
     def write(self, data: Any) -> int:
         try:
-            while (written := super().write(data)) is None:  # somebody has set it not to wait
+            while (written := super().write(data)) is None:  # somebody has made it non-blocking
                 select.select([], [self], [])
             return written
         except OSError as error:
             if error.errno not in GONE:
                 self._lost.append(error)
-            # From now on for everybody who has it: other threads, processes to come, libraries.
+            # For all who have it open: other threads, later processes, libraries.
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self.fileno())
             os.close(nothing)
@@ -38,17 +38,18 @@ class _Enduring(io.FileIO):
 
 
 @contextmanager
-def enduring() -> Iterator[list[OSError]]:
-    """In here nothing that is printed can stop the work; the list says what could not be, but for want of readers.
+def surviving_output() -> Iterator[list[OSError]]:
+    """Inside, no failing output can stop the work; the list gets the errors, but not those of missing readers.
 
-    Output is for people. A run has everything in its folder and goes on without them.
+    Output is for people. A run has everything in its folder and continues without them.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # started without: a run's file would take its place
+    # Started without stdin or stdout: else the first file of a run would take their place.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
     sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
     before, lost = (sys.stdout, sys.stderr), list[OSError]()
-    made = [_enduring(stream, number, lost) for number, stream in enumerate(before, 1)]
+    made = [_surviving(stream, number, lost) for number, stream in enumerate(before, 1)]
     sys.stdout, sys.stderr = made
     try:
         yield lost
@@ -58,13 +59,13 @@ def enduring() -> Iterator[list[OSError]]:
         sys.stdout, sys.stderr = before
 
 
-def _enduring(stream: Any, number: int, lost: list[OSError]) -> Any:
-    """The stream of this number, or what was put in its place; none where there was no such file."""
+def _surviving(stream: Any, number: int, lost: list[OSError]) -> Any:
+    """A stream that survives, in place of this one; where there is none, one for the file of this number."""
     if stream is None:
-        return io.TextIOWrapper(io.BufferedWriter(_Enduring(number, lost)), "utf-8", "backslashreplace")
+        return io.TextIOWrapper(io.BufferedWriter(_SurvivingFile(number, lost)), "utf-8", "backslashreplace")
     try:
-        raw = _Enduring(stream.fileno(), lost)
-    except (OSError, ValueError, AttributeError):  # not a file of the system's: a test's, a notebook's
+        raw = _SurvivingFile(stream.fileno(), lost)
+    except (OSError, ValueError, AttributeError):  # not a real file: in a test or a notebook
         return stream
     stream.flush()
     buffered = io.BufferedWriter(raw)

@@ -1,7 +1,7 @@
 """Numbers, names and small tables as text, HTML and CSV.
 
-Class names, ids and labels may be anybody's. Whatever shows them uses one of these: `printable` (a terminal, a
-picture), `markup` (HTML) and `Rows` (CSV).
+Class names, ids and labels may come from strangers. Whatever shows them uses one of these: `printable` (terminals,
+pictures), `markup` (HTML) and `Rows` (CSV).
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from html import escape
 from typing import Any, TextIO
 
 MOST = 12
-"""A table has at most so many rows, unless it says otherwise; what is more is counted."""
-
-
+"""How many rows a table has at most, unless it says otherwise; the rest is counted."""
 FORMULA = "=+-@＝＋－＠"
-"""How a cell begins that a spreadsheet would compute."""
+"""The first characters by which a spreadsheet takes a cell for a formula."""
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Text that moves no cursor: all but line breaks that cannot be printed is an escape; at most so long."""
+    """Text that cannot move the cursor: what cannot be printed, but line breaks, is escaped; cut at `most`."""
     if most is not None and len(text) > most:
         text = f"{text[: most - 1]}…"
     if text.isprintable():
@@ -35,7 +33,7 @@ def markup(text: str) -> str:
 
 
 class Rows:
-    """A CSV file of which a spreadsheet computes nothing: what would be a formula begins with an apostrophe."""
+    """Writes CSV in which a spreadsheet finds no formula: an apostrophe comes before what would be one."""
 
     def __init__(self, file: TextIO) -> None:
         self._writer = csv.writer(file, lineterminator="\n")
@@ -66,12 +64,12 @@ def _number(text: str) -> bool:
 
 
 def percent(value: float | None) -> str:
-    """A fraction as a percentage; a dash where there is none."""
+    """A fraction as a percentage; a dash for None."""
     return "–" if value is None else f"{100 * value:.1f}"
 
 
 def of_width(model: str, width: float) -> str:
-    """A model's name and, where it is not the whole model, its width."""
+    """A model's name and, if it is not 1, its width."""
     return model if width == 1 else f"{model}×{width:g}"
 
 
@@ -105,7 +103,7 @@ def some(names: Sequence[str], most: int = 5) -> str:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A title, a table whose first `left` columns are text, and remarks; rows after `body` are sums."""
+    """A table as data: title, heads, rows (`body`, then `sums`), remarks. The first `left` columns are text."""
 
     title: str
     heads: Sequence[str]
