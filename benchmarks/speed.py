@@ -28,7 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import mutua
 import mutua.runs.result
 from mutua.data.samples import Samples, together
-from mutua.federation.federation import Client, Federation, build
+from mutua.federation.client import Client, build
+from mutua.federation.federation import Federation
 from mutua.methods.participant import initial_seed
 from mutua.models import Architecture
 from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted

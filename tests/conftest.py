@@ -22,6 +22,7 @@ from mutua.engines.local import LocalEngine
 from mutua.engines.work import Briefs, Committer, Replies, Reply, Staged, Verb, perform
 from mutua.engines.work import work as transaction
 from mutua.errors import Fault
+from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store
 from mutua.methods import Method
@@ -203,7 +204,7 @@ def make_simulation(
     """Run a method over a federation in this process."""
     settings = {"rounds": 2, "batch_size": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "device": "cpu"} | settings
     federation = method.arrange(federation)
-    federation.check(method.needs_global)
+    check_models(federation, method.needs_global)
     job = Job(method, Plan(**settings), federation.global_model)
     engine = Recorder(tamper)
     events: list[Event] = []

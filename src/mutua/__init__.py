@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mutua.errors import MutuaError as MutuaError
     from mutua.errors import Refused as Refused
     from mutua.errors import RunError as RunError
-    from mutua.federation.federation import Client as Client
+    from mutua.federation.client import Client as Client
     from mutua.federation.federation import Federation as Federation
     from mutua.federation.ledger import Ledger as Ledger
     from mutua.federation.message import Kind as Kind
@@ -58,7 +58,7 @@ _HOMES = {
     "Refused": "mutua.errors",
     "RunError": "mutua.errors",
     "Faults": "mutua.engines.faults",
-    "Client": "mutua.federation.federation",
+    "Client": "mutua.federation.client",
     "Federation": "mutua.federation.federation",
     "trust": "mutua.support.importing",
     "merging": "mutua.learning.merging",

@@ -15,6 +15,7 @@ from torch import nn
 from mutua import Architecture, Client, Federation, InputError, Preprocess, Samples
 from mutua.data.partitions import IID
 from mutua.data.splits import ClientData
+from mutua.federation.model_checks import check_models
 from mutua.learning.evaluation import measure
 from mutua.methods import FML, Centralised, FedAvg
 from mutua.models import shared_names
@@ -89,7 +90,7 @@ def test_with_a_partial_global_clients_keep_their_own_tasks(nets: SimpleNamespac
     federation = federate(classes=tasks, global_model={"name": nets.plain, "share": "body"})
     assert federation.partial
     assert [client.task.classes for client in federation.clients] == tasks
-    federation.check(needs_global=True)
+    check_models(federation, needs_global=True)
 
 
 # Clients
@@ -128,15 +129,15 @@ def test_mistakes_in_clients_are_named(federate: Federate, blobs: Blobs) -> None
 
 def test_models_that_do_not_fit_are_named_before_anything_runs(nets: SimpleNamespace, federate: Federate) -> None:
     with pytest.raises(InputError, match=r"models\.global: missing"):
-        federate(global_model=None).check(needs_global=True)
-    federate(global_model=None).check(needs_global=False)
+        check_models(federate(global_model=None), needs_global=True)
+    check_models(federate(global_model=None), needs_global=False)
     with pytest.raises(InputError, match=r"client b: model Linear fails on inputs of shape \(2, 4\)"):
-        federate(models=[nets.plain, nn.Linear(5, 3), nets.plain]).check(needs_global=False)
+        check_models(federate(models=[nets.plain, nn.Linear(5, 3), nets.plain]), needs_global=False)
     with pytest.raises(InputError, match=r"client c: model Linear gives \(2, 7\).*\(2, 3\)"):
-        federate(models=[nets.plain, nets.plain, nn.Linear(4, 7)]).check(needs_global=True)
+        check_models(federate(models=[nets.plain, nets.plain, nn.Linear(4, 7)]), needs_global=True)
     with pytest.raises(InputError, match="client a: global model Linear"):
-        federate(global_model=nn.Linear(4, 2)).check(needs_global=True)
-    federate(global_model=nn.Linear(4, 2)).check(needs_global=False)
+        check_models(federate(global_model=nn.Linear(4, 2)), needs_global=True)
+    check_models(federate(global_model=nn.Linear(4, 2)), needs_global=False)
 
 
 def test_a_shared_part_must_have_one_shape_for_all(
@@ -146,13 +147,13 @@ def test_a_shared_part_must_have_one_shape_for_all(
     train, val, test = (blobs(n, features=7) for n in (5, 4, 3))
     broad = Client("b", train, val, test, federation["a"].model)
     with pytest.raises(InputError, match=r"client b: the shared 'body\.weight'.*\(6, 7\).*\(6, 4\)"):
-        replace(federation, clients=(federation["a"], broad)).check(needs_global=True)
+        check_models(replace(federation, clients=(federation["a"], broad)), needs_global=True)
 
 
 def test_checking_moves_no_random_number(federate: Federate) -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    federate().check(needs_global=True)
+    check_models(federate(), needs_global=True)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -261,4 +262,4 @@ def test_a_tied_weight_is_not_both_shared_and_private(federate: Federate) -> Non
     """Loading the adaptor would overwrite the shared weight, and the client's own would leave as its meme's."""
     assert len(shared_names(Tied(), "body")) == 4
     with pytest.raises(InputError, match=r"'body\.weight' and 'middle\.weight' are one weight"):
-        federate(global_model={"name": Tied, "share": ["body"]}).check(needs_global=True)
+        check_models(federate(global_model={"name": Tied, "share": ["body"]}), needs_global=True)

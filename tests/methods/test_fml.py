@@ -15,6 +15,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from conftest import work
 from mutua import Architecture, Client, Federation, InputError, Message, Plan, Samples
 from mutua.federation.message import weights
+from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
@@ -372,7 +373,7 @@ def test_a_shared_head_needs_one_list_of_classes(nets: SimpleNamespace, federate
             [5, 5], classes=[("ape", "bee"), ("cat", "dog")], global_model={"name": nets.plain, "share": share}
         )
         with pytest.raises(InputError, match="class"):
-            federation.check(needs_global=True)
+            check_models(federation, needs_global=True)
 
 
 def test_a_shared_head_matches_classes_by_name(

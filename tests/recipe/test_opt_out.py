@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from mutua import Federation, InputError, Recipe, Samples, partitions, run
 from mutua.cli.app import app
 from mutua.methods import FedAvg
-from mutua.recipe.sections import PublicSet
+from mutua.recipe.public_set import PublicSet, with_public_set
 from mutua.rounds.history import History
 from mutua.rounds.loop import Event, Reached, RunState
 
@@ -149,7 +149,7 @@ def test_folders_that_are_called_by_large_numbers_are_names(tmp_path: Path) -> N
 
 def test_what_is_opted_out_cannot_be_made_public(sites: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="public: samples are opted out"):
-        PublicSet(share=0.2).applied(Recipe.of(sites).federation(), 0, lambda client: len(client.train))
+        with_public_set(Recipe.of(sites).federation(), PublicSet(share=0.2), 0)
 
 
 def test_declared_classes_are_matched_by_name_or_by_number(sites: dict[str, Any], tmp_path: Path) -> None:

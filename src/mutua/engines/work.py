@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples
 from mutua.errors import NO_MEMORY, Fault, MachineFault, MutuaError, described, short_of_memory
-from mutua.federation.federation import Client
+from mutua.federation.client import Client
 from mutua.federation.ledger import may_leave
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules

@@ -1,125 +1,25 @@
-"""Who takes part: clients with their data, tasks and models, and the federation they form."""
+"""The federation: its clients, the global's architecture, and the data that all know."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
+from mutua.data.partitions import Partition
 from mutua.data.public import Public, carve
 from mutua.data.public import dealt as shared_out
-from mutua.data.samples import Layout, Preprocess, Samples, known_classes, together, undeclared
+from mutua.data.samples import Layout, Preprocess, Samples, together, undeclared
 from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
-from mutua.errors import InputError, MutuaError, raised_at
-from mutua.learning.task import Task
-from mutua.models import Architecture, shared_names
+from mutua.errors import InputError
+from mutua.federation.client import Client
+from mutua.models import Architecture
 from mutua.support.configuration import checked, whole_number
 from mutua.support.text import Sheet, several, some
-
-if TYPE_CHECKING:
-    from mutua.data.partitions import Partition
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-
-
-@dataclass(frozen=True, repr=False)
-class Client:
-    """A participant: private data, a task and a personal model of its own design."""
-
-    id: str
-    train: Samples
-    val: Samples
-    test: Samples
-    model: Architecture
-    domain: str | None = None
-    opt_in: Tensor | None = None
-    """Which training samples the federation may learn from; None: as `train` says, or all of them."""
-
-    def __post_init__(self) -> None:
-        for split in ("train", "val", "test"):
-            if not isinstance(held := getattr(self, split), Samples):
-                what = f"{split} is a {type(held).__name__}"
-                raise InputError(f"client {self.id}: {what}; give Samples, as Samples.of(x, y) makes")
-        if not isinstance(self.id, str):
-            raise InputError(f"client id: {self.id!r}; give text, such as 'north'")
-        object.__setattr__(self, "model", Architecture.of(self.model))
-        if self.opt_in is None and self.train.opted_out is not None:
-            object.__setattr__(self, "opt_in", ~self.train.opted_out)
-        if self.opt_in is not None and (self.opt_in.dtype, self.opt_in.shape) != (torch.bool, self.train.y.shape):
-            raise InputError(f"client {self.id}: opt_in must be one true or false for each training sample")
-        if not _ID.fullmatch(self.id):
-            raise InputError(
-                f"client id '{self.id}': use letters, digits, '.', '_', '+', '-', at most 64, not '.' first"
-            )
-        if self.id.casefold() == "global":
-            raise InputError(
-                f"client id '{self.id}': in a history that is the shared model; give the client another"
-            )
-        if len(self.train) == 0:
-            raise InputError(f"client {self.id}: no training samples; it needs at least one")
-        for split, samples in (("val", self.val), ("test", self.test)):
-            if samples.x.shape[1:] != self.train.x.shape[1:] or samples.classes != self.train.classes:
-                raise InputError(
-                    f"client {self.id}: {split} has inputs {tuple(samples.x.shape[1:])} and "
-                    f"{len(samples.classes)} classes, train {tuple(self.train.x.shape[1:])} and "
-                    f"{len(self.train.classes)}; they must agree"
-                )
-
-    def __repr__(self) -> str:
-        held = ", ".join(f"{len(getattr(self, split))} {split}" for split in ("train", "val", "test"))
-        domain = "" if self.domain is None else f", domain {self.domain}"
-        return f"Client({self.id}: model {self.model.title}, {held}{domain}, classes {some(_held(self))})"
-
-    @property
-    def task(self) -> Task:
-        """What its labels mean."""
-        return Task(self.train.classes)
-
-    @property
-    def opted_in(self) -> Samples:
-        """The training samples that the federation may learn from."""
-        return self.train if self.opt_in is None else self.train.take(self.opt_in.nonzero()[:, 0])
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether it has anything that the federation may learn from."""
-        return self.opt_in is None or bool(self.opt_in.any())
-
-    def shown(self, split: Literal["val", "test"]) -> Tensor | None:
-        """Which val or test samples may count for what is shared: none of a client that has opted out whole."""
-        samples: Samples = getattr(self, split)
-        if not self.takes_part:
-            return torch.zeros(len(samples), dtype=torch.bool)
-        return None if samples.opted_out is None else ~samples.opted_out
-
-    def opted_in_of(self, split: Literal["val", "test"]) -> Samples:
-        """The val or test samples that may count for what is shared."""
-        samples: Samples = getattr(self, split)
-        shown = self.shown(split)
-        return samples if shown is None else samples.take(shown.nonzero()[:, 0])
-
-    @property
-    def opted_out(self) -> int:
-        """How many of its training samples the federation may not learn from."""
-        return 0 if self.opt_in is None else int((~self.opt_in).sum())
-
-    @property
-    def known_classes(self) -> tuple[str, ...]:
-        """Its classes as the federation may know them: those declared, and those that opted-in samples show."""
-        shown = {"train": self.opt_in, "val": self.shown("val"), "test": self.shown("test")}
-        declared = self.train.declared
-        return known_classes([(replace(getattr(self, n), declared=declared), m) for n, m in shown.items()])
-
-    def relabelled(self, classes: Sequence[str]) -> Client:
-        """The same client with labels as indices into `classes`, matched by name."""
-        parts = {split: getattr(self, split).relabelled(classes) for split in ("train", "val", "test")}
-        return replace(self, **parts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,7 +98,7 @@ class Federation:
         if self.opting:
             sizes["opted out"] = [c.opted_out for c in self.clients]
         rows = [
-            (c.id, c.model.title, some(_held(c)), *(f"{numbers[k]:,}" for numbers in sizes.values()))
+            (c.id, c.model.title, some(c.held_classes), *(f"{numbers[k]:,}" for numbers in sizes.values()))
             for k, c in enumerate(self.clients)
         ]
         notes = [f"public: {self.public}"] if self.public is not None else []
@@ -342,11 +242,7 @@ class Federation:
             if not 0 < given < 1:
                 raise InputError(f"public: {given}; give a share of each client's data, above 0 and below 1")
 
-            # A share of all data: a test set that came with the data is not the client's to give.
-            def whole(client: Client) -> int:
-                return len(client.train) + len(client.val) + (0 if given_test else len(client.test))
-
-            return self.sharing(given, seed, whole)
+            return self.sharing(given, seed, given_test=given_test)
         template, labelled = self.clients[0].train, True
         like: dict[str, Any] = {"classes": template.classes, "preprocess": template.preprocess, "name": "public"}
         if isinstance(given, tuple | list) and len(given) == 2:
@@ -363,14 +259,21 @@ class Federation:
         self,
         share: float,
         seed: int,
-        whole: Callable[[Client], int],
+        *,
         split: Literal["train", "test"] = "train",
+        given_test: bool = False,
         labelled: bool = True,
     ) -> Federation:
-        """The federation with a share of `whole` of each client's data made public, taken from `split`."""
+        """The federation with a share of each client's data made public, taken from `split`.
+
+        It is a share of the test samples alone, or of all samples: with `given_test`, of those that are not test
+        samples, since a test set that came with the data is not the client's to give.
+        """
         clients, parts = [], {}
         for client in self.clients:
-            kept, parts[client.id] = carve(getattr(client, split), round(share * whole(client)), seed, client.id)
+            counted = len(client.test) if split == "test" or not given_test else 0
+            counted += len(client.train) + len(client.val) if split == "train" else 0
+            kept, parts[client.id] = carve(getattr(client, split), round(share * counted), seed, client.id)
             clients.append(replace(client, train=kept) if split == "train" else replace(client, test=kept))
         return replace(self, clients=tuple(clients), public=Public(parts, labelled))
 
@@ -446,67 +349,6 @@ class Federation:
         common = test if self.test is None else self.test.relabelled(self.classes)
         return Federation((Client("pooled", train, val, common, model),), model, common, self.notes)
 
-    def check(self, needs_global: bool) -> tuple[str, ...]:
-        """Refuse models that cannot be built or do not fit their client's data, before anything runs.
-
-        What is allowed but may be a mistake is given as notes.
-        """
-        notes = [*_empty_classes(self.clients), *_unscaled(self.clients)]
-        if needs_global and self.global_model is None:
-            raise InputError(
-                "models.global: missing; this method shares a global model, so name its architecture "
-                "(global_model= in Python)"
-            )
-        seen: set[tuple[Any, ...]] = set()
-        reference: dict[str, torch.Size] | None = None
-        for client in self.clients:
-            roles = [("model", client.model)]
-            if needs_global and self.global_model is not None:
-                roles.append(("global model", self.global_model))
-            for role, architecture in roles:
-                key = (role, id(architecture), client.train.x.shape[1:], len(client.task.classes))
-                if key in seen:
-                    continue
-                seen.add(key)
-                module, scores = _tried(client, role, architecture)
-                if scores.shape[1] > 1 and bool(_probable(scores)):
-                    notes.append(
-                        f"client {client.id}: {role} {architecture.label} gives probabilities; mutua takes scores "
-                        "(logits) and makes probabilities of them itself: leave out its last softmax"
-                    )
-                if role == "model":
-                    continue
-                self._check_head(module, architecture)
-                state = module.state_dict()
-                shapes = {name: state[name].shape for name in shared_names(module, architecture.share)}
-                reference = reference or shapes
-                for name, shape in shapes.items():
-                    if reference.get(name) != shape:
-                        raise InputError(
-                            f"client {client.id}: the shared '{name}' of {architecture.label} is "
-                            f"{tuple(shape)} for its data, {tuple(reference.get(name, ()))} for the others'; "
-                            "share less of the model (models.global.share) or give all inputs one size"
-                        )
-        return tuple(notes)
-
-    def _check_head(self, module: torch.nn.Module, architecture: Architecture) -> None:
-        """Refuse a head shared by different classes: its rows would be merged by position, not by name."""
-        if architecture.share == "body" or len({client.task.classes for client in self.clients}) == 1:
-            return
-        shared = set(shared_names(module, architecture.share)) & set(shared_names(module, "head"))
-        if shared:
-            raise InputError(
-                f"models.global.share: '{min(shared)}' is of the head, whose rows are classes, and clients have "
-                "different classes; share the body or give every client the same classes"
-            )
-
-
-def build(architecture: Architecture, client: Client, seed: int, classes: int | None = None) -> torch.nn.Module:
-    """The architecture for this client's inputs and classes."""
-    samples = client.train
-    classes = classes or len(client.task.classes)
-    return architecture.build(channels=samples.channels, size=samples.size, classes=classes, seed=seed)
-
 
 def _check_ids(ids: Sequence[str]) -> None:
     """Refuse an id that is there twice, or twice but for its case: on many disks their folders would be one."""
@@ -517,75 +359,6 @@ def _check_ids(ids: Sequence[str]) -> None:
             raise InputError(f"clients: the ids '{other}' and '{name}' differ only in case; give others")
     if len(known) != len(ids):
         raise InputError(f"clients: the id '{Counter(ids).most_common(1)[0][0]}' is used twice; ids must differ")
-
-
-def _empty_classes(clients: Sequence[Client]) -> list[str]:
-    """Classes of which nobody has a sample: a gap in the labels, perhaps, or one name too many."""
-    counts: Counter[str] = Counter()
-    for client in clients:
-        counts.update(dict.fromkeys(client.task.classes, 0))
-        for samples in (client.train, client.val, client.test):
-            counts.update(dict(zip(samples.classes, samples.counts().tolist(), strict=True)))
-    empty = [name for name, count in counts.items() if not count]
-    if not empty:
-        return []
-    named = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
-    return [f"no client has a sample of {len(empty)} of {len(counts)} classes: {named}"]
-
-
-def _unscaled(clients: Sequence[Client]) -> list[str]:
-    """Images whose values look like bytes but are not: they are not scaled, as bytes are."""
-    told = []
-    for client in clients:
-        x = client.train.x
-        if x.dim() != 4 or x.dtype == torch.uint8 or client.train.preprocess != Preprocess():
-            continue
-        low, high = float(x.min()), float(x.max())
-        if low >= 0 and 127 < high <= 255:
-            told.append(client.id)
-    if not told:
-        return []
-    who = ", ".join(told[:10]) + (", ..." if len(told) > 10 else "")
-    return [
-        f"{who}: pixels from 0 to 255 that are not bytes are used as they are, not scaled; give bytes (uint8), "
-        "divide by 255, or give a preprocess"
-    ]
-
-
-def _probable(scores: Tensor) -> Tensor:
-    """Whether rows are probabilities already."""
-    return (scores >= 0).all() & ((scores.double().sum(1) - 1).abs() < 1e-4).all()
-
-
-def _tried(client: Client, role: str, architecture: Architecture) -> tuple[torch.nn.Module, Tensor]:
-    """Build it and pass two samples through: a model that cannot take its client's data is said so at once."""
-    what = f"client {client.id}: {role} {architecture.label}"
-    try:
-        module = build(architecture, client, seed=0).eval()
-    except MutuaError:
-        raise
-    except Exception as error:  # whatever a user's factory raises
-        raise InputError(f"{what} cannot be built: {_reason(error)}") from error
-    x = client.train.preprocess(client.train.x[:1].repeat(2, *[1] * (client.train.x.dim() - 1)))
-    try:
-        with torch.no_grad():
-            out = module(x)
-    except Exception as error:  # whatever a user's forward raises
-        raise InputError(f"{what} fails on inputs of shape {tuple(x.shape)}: {_reason(error)}") from error
-    expected = (2, len(client.task.classes))
-    if not isinstance(out, torch.Tensor) or tuple(out.shape) != expected:
-        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score per class")
-    return module, out
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{raised_at(error)}"
-
-
-def _held(client: Client) -> list[str]:
-    """The classes of which it has training samples."""
-    return [client.train.classes[i] for i in client.train.y.unique().tolist()]
 
 
 def _each_a_client(clients: Any) -> tuple[Client, ...]:

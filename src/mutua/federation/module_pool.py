@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from mutua.federation.federation import Client, build
+from mutua.federation.client import Client, build
 from mutua.learning.layout import lay_channels_last
 from mutua.models import Architecture
 from mutua.support.tensor_files import Tensors

@@ -15,7 +15,8 @@ from torch import nn
 
 from mutua.data.public import Public
 from mutua.errors import InputError, Refused, suggest
-from mutua.federation.federation import Federation, build
+from mutua.federation.client import build
+from mutua.federation.federation import Federation
 from mutua.federation.ledger import Shares
 from mutua.federation.message import NUMBERS, Kind, Message, Part, weights
 from mutua.federation.plan import Plan

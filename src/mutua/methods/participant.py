@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mutua.data.public import Public
 from mutua.data.samples import Samples
 from mutua.errors import Diverged
-from mutua.federation.federation import Client, build
+from mutua.federation.client import Client, build
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules, batch_normed
 from mutua.federation.plan import Plan

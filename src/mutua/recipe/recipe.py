@@ -3,127 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
     SerializeAsAny,
-    Tag,
     field_serializer,
     field_validator,
     model_validator,
 )
 
-from mutua.data.partitions import IID, Partition, dealt_by
-from mutua.data.samples import Layout
-from mutua.data.sources import Source, load
-from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
+from mutua.data.partitions import Partition
 from mutua.engines.faults import Faults
 from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation
+from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
+from mutua.recipe.checkpoints import CheckpointSettings
+from mutua.recipe.clients import ClientEntry, Data, Models
 from mutua.recipe.grid import Axes, Cell, Grid, cells, changed, put
-from mutua.recipe.sections import Checkpoints, OptOut, PublicSet
-from mutua.seeds import derive
+from mutua.recipe.making import make_federation
+from mutua.recipe.opt_out import OptOut
+from mutua.recipe.public_set import PublicSet
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, Spec, checked, read_yaml
+from mutua.support.configuration import PathLike, checked, read_yaml
 from mutua.support.text import several
 
-
-class _Section(Spec):
-    model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True)
-
-
-class Data(_Section):
-    """Where samples come from and how many are used."""
-
-    name: str
-    path: Path | None = None
-    image_size: int | None = Field(None, ge=1, le=8192)
-    classes: tuple[str, ...] | None = Field(None, min_length=1)
-    layout: Layout | None = None
-    channels: Literal[3] | None = None
-    samples_per_client: int | None = Field(None, ge=1)
-    test_samples: int | None = Field(None, ge=1)
-    split: Split = Field(default_factory=Split)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("classes", mode="before")
-    @classmethod
-    def _names(cls, value: object) -> object:
-        return [str(name) for name in value] if isinstance(value, list) else value
-
-    def source(self, data_dir: PathLike | None, at: str = "data", opt_out: OptOut | None = None) -> Source:
-        """The samples, loaded; `at` is where in the recipe this stands, and a path counts from where you are."""
-        mask = None if opt_out is None else opt_out.mask
-        given: dict[str, Any] = {"path": self.path, "image_size": self.image_size, "classes": self.classes}
-        given |= {"layout": self.layout, "channels": self.channels}
-        try:
-            return load(self.name, data_dir=data_dir, mask=mask, **given)
-        except InputError as error:
-            raise InputError(f"{at}: {str(error).removeprefix('data: ')}") from None
-
-
-# Told apart by hand: tried in turn, a list would be refused as a model before it is seen as several.
-OneOrEach = Annotated[
-    Annotated[Architecture, Tag("one")] | Annotated[list[Architecture], Tag("each")],
-    Discriminator(lambda value: "each" if isinstance(value, list) else "one"),
-]
-
-
-class Models(_Section):
-    """The global's architecture, and one for all clients or one per client."""
-
-    global_model: Architecture | None = Field(None, alias="global")
-    clients: OneOrEach | None = None
-
-    @field_validator("global_model", mode="before")
-    @classmethod
-    def _read_global(cls, value: Any) -> Any:
-        return _architecture(value, "models.global")
-
-    @field_validator("clients", mode="before")
-    @classmethod
-    def _read_clients(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            return [_architecture(one, f"models.clients.{i}") for i, one in enumerate(value)]
-        return _architecture(value, "models.clients")
-
-
-class ClientEntry(_Section):
-    """One client with data and a model of its own."""
-
-    id: str
-    data: Data
-    model: Architecture
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_model(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "model" not in values:
-            return values
-        return {**values, "model": _architecture(values["model"], f"clients.{values.get('id')}.model")}
-
-
-def _architecture(value: Any, at: str) -> Architecture | None:
-    """The architecture at this place of the recipe, which a complaint names."""
-    try:
-        return None if value is None else Architecture.of(value)
-    except InputError as error:
-        raise InputError(f"{at}{str(error).removeprefix('models')}") from None
+FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
+"""The fields that say what the federation is, beside the seed."""
 
 
 class Recipe(Plan):
@@ -140,7 +53,7 @@ class Recipe(Plan):
     public: PublicSet | None = None
     opt_out: OptOut | None = None
     faults: Faults | None = None
-    checkpoints: Checkpoints = Field(default_factory=Checkpoints)
+    checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
     grid: Grid | None = None
 
     @field_validator("method", mode="before")
@@ -202,55 +115,7 @@ class Recipe(Plan):
 
     def federation(self, data_dir: PathLike | None = None) -> Federation:
         """The clients, with their data loaded and dealt, the public set and what is opted out."""
-        seed = dealt_by(self.partition, self.seed)
-        if self.clients is not None:
-            federation, sources = self._of_clients(data_dir)
-        else:
-            assert self.data is not None and self.partition is not None
-            source = self.data.source(data_dir, opt_out=self.opt_out)
-            dealt = _deal(source, self.data, self.partition, seed)
-            if self.opt_out is not None:
-                dealt = replace(dealt, clients=self.opt_out.applied(dealt.clients, seed))
-            federation = Federation.of(dealt, self.models.clients, self.models.global_model)
-            sources = [source]
-        if self.public is not None and all(source.lists for source in sources):
-            # FedH2L's PACS: a share of the listed test images, and all listed training images stay private.
-            federation = self.public.applied(federation, seed, lambda client: len(client.test), "test")
-        elif self.public is not None:
-            # A share of all data: a test set that came with the data is not the client's to give.
-            given_test = any(source.test is not None for source in sources)
-
-            def whole(client: Client) -> int:
-                return len(client.train) + len(client.val) + (0 if given_test else len(client.test))
-
-            federation = self.public.applied(federation, seed, whole)
-        return federation
-
-    def _of_clients(self, data_dir: PathLike | None) -> tuple[Federation, list[Source]]:
-        assert self.clients is not None
-        groups: dict[Data, list[str]] = {}
-        for entry in self.clients:
-            groups.setdefault(entry.data, []).append(entry.id)
-        sources: dict[tuple[Any, ...], Source] = {}
-        parts: dict[str, ClientData] = {}
-        notes: list[str] = []
-        for data, members in groups.items():
-            ids = sorted(members)
-            key = data.name, data.path, data.image_size, data.classes, data.layout, data.channels
-            at, who = f"clients.{ids[0]}.data", ", ".join(ids)
-            if key in sources:
-                notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")
-            source = sources.get(key) or sources.setdefault(key, data.source(data_dir, at, self.opt_out))
-            # Clients that name the same data share it out: no sample is in two clients' hands.
-            dealt = _deal(source, data, IID(clients=len(ids)), derive(self.seed, *ids), at, alone=True)
-            parts |= {name: replace(part, id=name) for name, part in zip(ids, dealt.clients, strict=False)}
-            notes += [f"{who}: {note}" for note in dealt.notes]
-        ordered = [parts[entry.id] for entry in self.clients]
-        if self.opt_out is not None:
-            ordered = self.opt_out.applied(ordered, self.seed)
-        models = [entry.model for entry in self.clients]
-        federation = Federation.of_clients(ordered, models, self.models.global_model, tuple(notes))
-        return federation, list(sources.values())
+        return make_federation(self.seed, data_dir, **{name: getattr(self, name) for name in FEDERATION})
 
     @property
     def code(self) -> list[str]:
@@ -314,37 +179,6 @@ def expand(tree: Mapping[str, Any], grid: Axes, path: Path | None = None) -> lis
                 "changes less, such as method.alpha, after one that changes more, such as method"
             )
     return found
-
-
-def _deal(
-    source: Source, data: Data, partition: Partition, seed: int, at: str = "data", *, alone: bool = False
-) -> Dealt:
-    """The samples, split and dealt; `alone`: others have data too, so that all of this may be opted out."""
-    train, val, test = source.train, None, source.test
-    if source.lists is not None:
-        if data.split.val_from == "test":
-            raise InputError(f"{at}.split.val_from: test, but list files say what is val; leave it out")
-        train, val, test = (source.train.take(source.lists[part]) for part in ("train", "val", "test"))
-    whole = alone and train.opted_out is not None and bool(train.opted_out.all())
-    if whole:  # so there is nothing else to keep it from
-        train = replace(train, opted_out=None)
-        val, test = (None if part is None else replace(part, opted_out=None) for part in (val, test))
-    try:
-        dealt = split_and_deal(
-            train,
-            test,
-            partition,
-            data.split,
-            val=val,
-            samples_per_client=data.samples_per_client,
-            test_samples=data.test_samples,
-            seed=seed,
-        )
-    except InputError as error:
-        raise InputError(str(error) if str(error).startswith("partition") else f"{at}.{error}") from None
-    if whole:
-        dealt = replace(dealt, clients=[part.opted_out() for part in dealt.clients])
-    return replace(dealt, notes=[*dealt.notes, source.note]) if source.note else dealt
 
 
 def _set(tree: dict[str, Any], override: str) -> None:

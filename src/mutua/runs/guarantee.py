@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from mutua.errors import InputError
 from mutua.federation.accounting import Account, Mechanism, Uses, accounting, epsilon, largest, rdp
-from mutua.federation.federation import Client, Federation
+from mutua.federation.client import Client
+from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.message import Kind
 from mutua.federation.plan import Plan

@@ -14,8 +14,10 @@ from mutua.data.partitions import IID
 from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
 from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation
+from mutua.federation.client import Client
+from mutua.federation.federation import Federation
 from mutua.federation.message import Message, weights
+from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import Modules, one_thread
 from mutua.federation.plan import Plan
 from mutua.learning.early_stopping import EarlyStopping
@@ -81,7 +83,7 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     """The same for a client whose data is at hand."""
     shared, method = run.shared(), run.method
     architecture = _complete(shared, how)
-    Federation((client,), architecture).check(needs_global=True)
+    check_models(Federation((client,), architecture), needs_global=True)
     plan = run.plan.model_copy(update={"seed": seed})
     brief = Message(**{"global": weights(shared.weights)})
     modules = Modules(torch.device("cpu"))

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from mutua.errors import InputError
-from mutua.federation.federation import Federation, build
+from mutua.federation.client import build
+from mutua.federation.federation import Federation
+from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import batch_normed
 from mutua.federation.plan import Plan
 from mutua.methods.base import Method
@@ -16,7 +18,7 @@ from mutua.runs.guarantee import check_privacy, within_epsilon
 def prepared(method: Method, federation: Federation, plan: Plan) -> Federation:
     """The federation as the method sees it; what could not run is refused here, before anything has."""
     federation = method.arrange(federation)
-    remarks = federation.check(method.needs_global)
+    remarks = check_models(federation, method.needs_global)
     federation = replace(federation, notes=(*federation.notes, *remarks)) if remarks else federation
     if plan.privacy is not None:
         shared = federation.global_model if method.needs_global else None

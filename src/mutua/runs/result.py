@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
-from mutua.federation.federation import Client, Federation, build
+from mutua.federation.client import Client, build
+from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules

@@ -1,0 +1,125 @@
+"""A client: private data, a task, and a personal model of its own design."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mutua.data.samples import Samples, known_classes
+from mutua.errors import InputError
+from mutua.learning.task import Task
+from mutua.models import Architecture
+from mutua.support.text import some
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+@dataclass(frozen=True, repr=False)
+class Client:
+    """A participant: private data, a task and a personal model of its own design."""
+
+    id: str
+    train: Samples
+    val: Samples
+    test: Samples
+    model: Architecture
+    domain: str | None = None
+    opt_in: Tensor | None = None
+    """Which training samples the federation may learn from; None: as `train` says, or all of them."""
+
+    def __post_init__(self) -> None:
+        for split in ("train", "val", "test"):
+            if not isinstance(held := getattr(self, split), Samples):
+                what = f"{split} is a {type(held).__name__}"
+                raise InputError(f"client {self.id}: {what}; give Samples, as Samples.of(x, y) makes")
+        if not isinstance(self.id, str):
+            raise InputError(f"client id: {self.id!r}; give text, such as 'north'")
+        object.__setattr__(self, "model", Architecture.of(self.model))
+        if self.opt_in is None and self.train.opted_out is not None:
+            object.__setattr__(self, "opt_in", ~self.train.opted_out)
+        if self.opt_in is not None and (self.opt_in.dtype, self.opt_in.shape) != (torch.bool, self.train.y.shape):
+            raise InputError(f"client {self.id}: opt_in must be one true or false for each training sample")
+        if not _ID.fullmatch(self.id):
+            raise InputError(
+                f"client id '{self.id}': use letters, digits, '.', '_', '+', '-', at most 64, not '.' first"
+            )
+        if self.id.casefold() == "global":
+            raise InputError(
+                f"client id '{self.id}': in a history that is the shared model; give the client another"
+            )
+        if len(self.train) == 0:
+            raise InputError(f"client {self.id}: no training samples; it needs at least one")
+        for split, samples in (("val", self.val), ("test", self.test)):
+            if samples.x.shape[1:] != self.train.x.shape[1:] or samples.classes != self.train.classes:
+                raise InputError(
+                    f"client {self.id}: {split} has inputs {tuple(samples.x.shape[1:])} and "
+                    f"{len(samples.classes)} classes, train {tuple(self.train.x.shape[1:])} and "
+                    f"{len(self.train.classes)}; they must agree"
+                )
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{len(getattr(self, split))} {split}" for split in ("train", "val", "test"))
+        domain = "" if self.domain is None else f", domain {self.domain}"
+        return f"Client({self.id}: model {self.model.title}, {held}{domain}, classes {some(self.held_classes)})"
+
+    @property
+    def task(self) -> Task:
+        """What its labels mean."""
+        return Task(self.train.classes)
+
+    @property
+    def opted_in(self) -> Samples:
+        """The training samples that the federation may learn from."""
+        return self.train if self.opt_in is None else self.train.take(self.opt_in.nonzero()[:, 0])
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it has anything that the federation may learn from."""
+        return self.opt_in is None or bool(self.opt_in.any())
+
+    def shown(self, split: Literal["val", "test"]) -> Tensor | None:
+        """Which val or test samples may count for what is shared: none of a client that has opted out whole."""
+        samples: Samples = getattr(self, split)
+        if not self.takes_part:
+            return torch.zeros(len(samples), dtype=torch.bool)
+        return None if samples.opted_out is None else ~samples.opted_out
+
+    def opted_in_of(self, split: Literal["val", "test"]) -> Samples:
+        """The val or test samples that may count for what is shared."""
+        samples: Samples = getattr(self, split)
+        shown = self.shown(split)
+        return samples if shown is None else samples.take(shown.nonzero()[:, 0])
+
+    @property
+    def opted_out(self) -> int:
+        """How many of its training samples the federation may not learn from."""
+        return 0 if self.opt_in is None else int((~self.opt_in).sum())
+
+    @property
+    def held_classes(self) -> list[str]:
+        """The classes of its training samples."""
+        return [self.train.classes[i] for i in self.train.y.unique().tolist()]
+
+    @property
+    def known_classes(self) -> tuple[str, ...]:
+        """Its classes as the federation may know them: those declared, and those that opted-in samples show."""
+        shown = {"train": self.opt_in, "val": self.shown("val"), "test": self.shown("test")}
+        declared = self.train.declared
+        return known_classes([(replace(getattr(self, n), declared=declared), m) for n, m in shown.items()])
+
+    def relabelled(self, classes: Sequence[str]) -> Client:
+        """The same client with labels as indices into `classes`, matched by name."""
+        parts = {split: getattr(self, split).relabelled(classes) for split in ("train", "val", "test")}
+        return replace(self, **parts)
+
+
+def build(architecture: Architecture, client: Client, seed: int, classes: int | None = None) -> torch.nn.Module:
+    """The architecture for this client's inputs and classes."""
+    samples = client.train
+    classes = classes or len(client.task.classes)
+    return architecture.build(channels=samples.channels, size=samples.size, classes=classes, seed=seed)

@@ -1,0 +1,136 @@
+"""Whether models fit their clients' data: what could not run is refused, what may be a mistake is noted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mutua.data.samples import Preprocess
+from mutua.errors import InputError, MutuaError, raised_at
+from mutua.federation.client import Client, build
+from mutua.federation.federation import Federation
+from mutua.models import Architecture, shared_names
+
+
+def check_models(federation: Federation, needs_global: bool) -> tuple[str, ...]:
+    """Refuse models that cannot be built or do not fit their client's data, before anything runs.
+
+    What is allowed but may be a mistake is given as notes.
+    """
+    notes = [*_empty_classes(federation.clients), *_unscaled(federation.clients)]
+    if needs_global and federation.global_model is None:
+        raise InputError(
+            "models.global: missing; this method shares a global model, so name its architecture "
+            "(global_model= in Python)"
+        )
+    seen: set[tuple[Any, ...]] = set()
+    reference: dict[str, torch.Size] | None = None
+    for client in federation.clients:
+        roles = [("model", client.model)]
+        if needs_global and federation.global_model is not None:
+            roles.append(("global model", federation.global_model))
+        for role, architecture in roles:
+            key = (role, id(architecture), client.train.x.shape[1:], len(client.task.classes))
+            if key in seen:
+                continue
+            seen.add(key)
+            module, scores = _tried(client, role, architecture)
+            if scores.shape[1] > 1 and bool(_probable(scores)):
+                notes.append(
+                    f"client {client.id}: {role} {architecture.label} gives probabilities; mutua takes scores "
+                    "(logits) and makes probabilities of them itself: leave out its last softmax"
+                )
+            if role == "model":
+                continue
+            _check_head(federation, module, architecture)
+            state = module.state_dict()
+            shapes = {name: state[name].shape for name in shared_names(module, architecture.share)}
+            reference = reference or shapes
+            for name, shape in shapes.items():
+                if reference.get(name) != shape:
+                    raise InputError(
+                        f"client {client.id}: the shared '{name}' of {architecture.label} is "
+                        f"{tuple(shape)} for its data, {tuple(reference.get(name, ()))} for the others'; "
+                        "share less of the model (models.global.share) or give all inputs one size"
+                    )
+    return tuple(notes)
+
+
+def _check_head(federation: Federation, module: torch.nn.Module, architecture: Architecture) -> None:
+    """Refuse a head shared by different classes: its rows would be merged by position, not by name."""
+    if architecture.share == "body" or len({client.task.classes for client in federation.clients}) == 1:
+        return
+    shared = set(shared_names(module, architecture.share)) & set(shared_names(module, "head"))
+    if shared:
+        raise InputError(
+            f"models.global.share: '{min(shared)}' is of the head, whose rows are classes, and clients have "
+            "different classes; share the body or give every client the same classes"
+        )
+
+
+def _empty_classes(clients: Sequence[Client]) -> list[str]:
+    """Classes of which nobody has a sample: a gap in the labels, perhaps, or one name too many."""
+    counts: Counter[str] = Counter()
+    for client in clients:
+        counts.update(dict.fromkeys(client.task.classes, 0))
+        for samples in (client.train, client.val, client.test):
+            counts.update(dict(zip(samples.classes, samples.counts().tolist(), strict=True)))
+    empty = [name for name, count in counts.items() if not count]
+    if not empty:
+        return []
+    named = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
+    return [f"no client has a sample of {len(empty)} of {len(counts)} classes: {named}"]
+
+
+def _unscaled(clients: Sequence[Client]) -> list[str]:
+    """Images whose values look like bytes but are not: they are not scaled, as bytes are."""
+    told = []
+    for client in clients:
+        x = client.train.x
+        if x.dim() != 4 or x.dtype == torch.uint8 or client.train.preprocess != Preprocess():
+            continue
+        low, high = float(x.min()), float(x.max())
+        if low >= 0 and 127 < high <= 255:
+            told.append(client.id)
+    if not told:
+        return []
+    who = ", ".join(told[:10]) + (", ..." if len(told) > 10 else "")
+    return [
+        f"{who}: pixels from 0 to 255 that are not bytes are used as they are, not scaled; give bytes (uint8), "
+        "divide by 255, or give a preprocess"
+    ]
+
+
+def _probable(scores: Tensor) -> Tensor:
+    """Whether rows are probabilities already."""
+    return (scores >= 0).all() & ((scores.double().sum(1) - 1).abs() < 1e-4).all()
+
+
+def _tried(client: Client, role: str, architecture: Architecture) -> tuple[torch.nn.Module, Tensor]:
+    """Build it and pass two samples through: a model that cannot take its client's data is said so at once."""
+    what = f"client {client.id}: {role} {architecture.label}"
+    try:
+        module = build(architecture, client, seed=0).eval()
+    except MutuaError:
+        raise
+    except Exception as error:  # whatever a user's factory raises
+        raise InputError(f"{what} cannot be built: {_reason(error)}") from error
+    x = client.train.preprocess(client.train.x[:1].repeat(2, *[1] * (client.train.x.dim() - 1)))
+    try:
+        with torch.no_grad():
+            out = module(x)
+    except Exception as error:  # whatever a user's forward raises
+        raise InputError(f"{what} fails on inputs of shape {tuple(x.shape)}: {_reason(error)}") from error
+    expected = (2, len(client.task.classes))
+    if not isinstance(out, torch.Tensor) or tuple(out.shape) != expected:
+        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score per class")
+    return module, out
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{raised_at(error)}"

@@ -1,0 +1,128 @@
+"""The federation that a recipe describes: data loaded, split and dealt, the public set, and what is opted out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mutua.data.partitions import IID, Partition, dealt_by
+from mutua.data.sources import Source, load
+from mutua.data.splits import ClientData, Dealt, split_and_deal
+from mutua.errors import InputError
+from mutua.federation.federation import Federation
+from mutua.recipe.clients import ClientEntry, Data, Models
+from mutua.recipe.opt_out import OptOut, mark_opted_out
+from mutua.recipe.public_set import PublicSet, with_public_set
+from mutua.seeds import derive
+from mutua.support.configuration import PathLike
+
+
+def make_federation(
+    seed: int,
+    data_dir: PathLike | None,
+    *,
+    data: Data | None,
+    partition: Partition | None,
+    clients: Sequence[ClientEntry] | None,
+    models: Models,
+    public: PublicSet | None,
+    opt_out: OptOut | None,
+) -> Federation:
+    """The federation of these sections of a recipe: of `clients`, or of `data` that a `partition` deals."""
+    if clients is not None:
+        federation, sources = _of_clients(clients, models, opt_out, seed, data_dir)
+    else:
+        assert data is not None and partition is not None
+        federation, source = _of_data(data, partition, models, opt_out, seed, data_dir)
+        sources = [source]
+    if public is None:
+        return federation
+    seed = dealt_by(partition, seed)
+    if all(source.lists for source in sources):
+        # FedH2L's PACS: a share of the listed test images, and all listed training images stay private.
+        return with_public_set(federation, public, seed, split="test")
+    given_test = any(source.test is not None for source in sources)
+    return with_public_set(federation, public, seed, given_test=given_test)
+
+
+def _of_data(
+    data: Data, partition: Partition, models: Models, opt_out: OptOut | None, seed: int, data_dir: PathLike | None
+) -> tuple[Federation, Source]:
+    """One source, dealt to clients by the partition."""
+    seed = dealt_by(partition, seed)
+    source = _load(data, data_dir, opt_out)
+    dealt = _deal(source, data, partition, seed)
+    if opt_out is not None:
+        dealt = replace(dealt, clients=mark_opted_out(dealt.clients, opt_out, seed))
+    return Federation.of(dealt, models.clients, models.global_model), source
+
+
+def _of_clients(
+    clients: Sequence[ClientEntry], models: Models, opt_out: OptOut | None, seed: int, data_dir: PathLike | None
+) -> tuple[Federation, list[Source]]:
+    """Clients with data of their own; those that name the same data share it."""
+    groups: dict[Data, list[str]] = {}
+    for entry in clients:
+        groups.setdefault(entry.data, []).append(entry.id)
+    sources: dict[tuple[Any, ...], Source] = {}
+    parts: dict[str, ClientData] = {}
+    notes: list[str] = []
+    for data, members in groups.items():
+        ids = sorted(members)
+        key = data.name, data.path, data.image_size, data.classes, data.layout, data.channels
+        at, who = f"clients.{ids[0]}.data", ", ".join(ids)
+        if key in sources:
+            notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")
+        source = sources.get(key) or sources.setdefault(key, _load(data, data_dir, opt_out, at))
+        # No sample goes to two clients.
+        dealt = _deal(source, data, IID(clients=len(ids)), derive(seed, *ids), at, alone=True)
+        parts |= {name: replace(part, id=name) for name, part in zip(ids, dealt.clients, strict=False)}
+        notes += [f"{who}: {note}" for note in dealt.notes]
+    ordered = [parts[entry.id] for entry in clients]
+    if opt_out is not None:
+        ordered = mark_opted_out(ordered, opt_out, seed)
+    own = [entry.model for entry in clients]
+    federation = Federation.of_clients(ordered, own, models.global_model, tuple(notes))
+    return federation, list(sources.values())
+
+
+def _load(data: Data, data_dir: PathLike | None, opt_out: OptOut | None, at: str = "data") -> Source:
+    """The samples; `at` is where in the recipe they are named. A relative path starts at the current folder."""
+    given: dict[str, Any] = {name: getattr(data, name) for name in ("path", "image_size", "classes")}
+    given |= {"layout": data.layout, "channels": data.channels, "mask": None if opt_out is None else opt_out.mask}
+    try:
+        return load(data.name, data_dir=data_dir, **given)
+    except InputError as error:
+        raise InputError(f"{at}: {str(error).removeprefix('data: ')}") from None
+
+
+def _deal(
+    source: Source, data: Data, partition: Partition, seed: int, at: str = "data", *, alone: bool = False
+) -> Dealt:
+    """The samples, split and dealt; `alone`: others have data too, so that all of this may be opted out."""
+    train, val, test = source.train, None, source.test
+    if source.lists is not None:
+        if data.split.val_from == "test":
+            raise InputError(f"{at}.split.val_from: test, but list files say what is val; leave it out")
+        train, val, test = (source.train.take(source.lists[part]) for part in ("train", "val", "test"))
+    whole = alone and train.opted_out is not None and bool(train.opted_out.all())
+    if whole:  # so there is nothing else to keep it from
+        train = replace(train, opted_out=None)
+        val, test = (None if part is None else replace(part, opted_out=None) for part in (val, test))
+    try:
+        dealt = split_and_deal(
+            train,
+            test,
+            partition,
+            data.split,
+            val=val,
+            samples_per_client=data.samples_per_client,
+            test_samples=data.test_samples,
+            seed=seed,
+        )
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith("partition") else f"{at}.{error}") from None
+    if whole:
+        dealt = replace(dealt, clients=[part.opted_out() for part in dealt.clients])
+    return replace(dealt, notes=[*dealt.notes, source.note]) if source.note else dealt
