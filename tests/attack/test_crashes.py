@@ -16,7 +16,7 @@ import pytest
 
 from killing import begin, forked, left, onward, waited
 from mutua import Recipe
-from mutua.engines.workers import can_fork
+from mutua.support.processes import can_fork
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="ends processes that it forks")]
 

@@ -32,7 +32,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from mutua import Architecture
-from mutua.engines.workers import can_fork
+from mutua.support.processes import can_fork
 from test_fuzz import RECIPE_BYTES, RECIPES, repacked, spoil_bytes, spoil_safetensors, spoil_text, to_yaml
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="ends processes that it forks")]

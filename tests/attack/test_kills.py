@@ -33,8 +33,8 @@ from killing import (
     waited,
 )
 from mutua import Federation, Recipe
-from mutua.engines.workers import can_fork
 from mutua.methods import base
+from mutua.support.processes import can_fork
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="kills processes that it forks")]
 

@@ -20,8 +20,8 @@ import yaml
 import mutua
 from mutua import Faults, Federation, InputError, Message, Recipe, RunError
 from mutua.data.samples import together
-from mutua.engines.faults import Kind
-from mutua.engines.faulty import FaultyEngine, spoilt
+from mutua.engines.faults import CorruptionKind
+from mutua.engines.faulty import FaultyEngine, corrupted
 from mutua.federation.message import weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
@@ -266,7 +266,7 @@ def test_draws_depend_on_seed_client_and_round_alone() -> None:
     assert 0.25 < sum(absent) / 1000 < 0.35  # three and a half deviations
     assert absent == [faults.absent(0, *at) for at in reversed(who)][::-1]
     assert absent != [faults.absent(1, *at) for at in who]
-    assert absent != [bool(faults.spoils(0, *at)) for at in who]
+    assert absent != [bool(faults.corruptions(0, *at)) for at in who]
     own = faults.model_copy(update={"seed": 0})
     assert absent == [own.absent(1, *at) for at in who]
     more = Faults.model_validate({"dropout": [often, {"clients": ["z"]}], "stragglers": [{"seconds": 2, **often}]})
@@ -381,8 +381,8 @@ def test_a_spoilt_message_is_spoilt_as_it_says() -> None:
     sent = {"w": torch.tensor([[1.0, 2.0], [1.0, 1.5]]), "n": torch.tensor(3)}
     message = Message(meme=weights(sent))
 
-    def changed(kind: Kind) -> Tensors:
-        return spoilt(message, kind, brief).arrays("meme")
+    def changed(kind: CorruptionKind) -> Tensors:
+        return corrupted(message, kind, brief).arrays("meme")
 
     assert torch.equal(changed("norm")["w"], torch.tensor([[1.0, 1001.0], [1.0, 501.0]]))
     assert changed("norm")["n"] == 3
@@ -391,10 +391,10 @@ def test_a_spoilt_message_is_spoilt_as_it_says() -> None:
     assert changed("shape")["w"].shape == (1, 2, 2)
     assert changed("dtype")["w"].dtype == torch.float64
     assert sorted(changed("name")) == ["misnamed", "n"]
-    assert spoilt(message, "bytes", brief).nbytes > 10 * message.nbytes
-    assert spoilt(message, "raise", brief) == message == Message(meme=weights(sent))
-    assert torch.equal(spoilt(message, "norm", None).arrays("meme")["w"], 1000 * sent["w"])
-    assert spoilt(Message(meme=weights({"n": torch.tensor(3)})), "nan", None).arrays("meme") == {"n": 3}
+    assert corrupted(message, "bytes", brief).nbytes > 10 * message.nbytes
+    assert corrupted(message, "raise", brief) == message == Message(meme=weights(sent))
+    assert torch.equal(corrupted(message, "norm", None).arrays("meme")["w"], 1000 * sent["w"])
+    assert corrupted(Message(meme=weights({"n": torch.tensor(3)})), "nan", None).arrays("meme") == {"n": 3}
 
 
 def test_a_straggler_without_a_deadline_changes_nothing(federate: Federate, identical: Identical) -> None:

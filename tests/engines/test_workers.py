@@ -23,7 +23,7 @@ import mutua
 from mutua import Federation, InputError, Result, RunError
 from mutua.data.samples import together
 from mutua.engines.local import LocalEngine
-from mutua.engines.workers import Task, Workers, _Turn, cores
+from mutua.engines.workers import Task, Workers, _Turn
 from mutua.errors import Fault, MachineFault
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
@@ -571,32 +571,3 @@ def test_more_workers_than_there_can_be_are_one_line(federate: Federate) -> None
 def test_the_number_of_workers_is_checked(federate: Federate) -> None:
     with pytest.raises(InputError, match="workers: 0; give a whole number, at least 1"):
         mutua.run(FML(), federate(), workers=0)
-    assert cores() == len(os.sched_getaffinity(0))
-
-
-def test_kept_memory_saves_page_faults() -> None:
-    """A large array made and dropped ten times: once the memory is kept it is not asked for again."""
-    code = (
-        "import sys, resource, torch\n"
-        "from mutua.engines.workers import keep_memory\n"
-        "keep_memory()\n"
-        "def go():\n"
-        "    for _ in range(10): torch.ones(16_000_000)\n"
-        "go()\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "go()\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
-    )
-    kept, given_back = (
-        int(
-            subprocess.run(
-                [sys.executable, "-c", code],
-                capture_output=True,
-                text=True,
-                check=True,
-                env={**os.environ, "MUTUA_KEEP_MEMORY": switch},
-            ).stdout
-        )
-        for switch in ("1", "0")
-    )
-    assert kept < 1000 < given_back

@@ -13,13 +13,13 @@ import torch
 
 from killing import begin, forked, go_on, left, recipe_of, waited
 from mutua import Message, Recipe, RunError
-from mutua.engines.workers import can_fork
 from mutua.federation.message import weights
 from mutua.federation.store import Store
 from mutua.methods import FineTuned
 from mutua.methods.participant import Participant
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.support.processes import can_fork
 
 Poison = Callable[..., None]
 LAST = 2

@@ -80,10 +80,10 @@ def run_command(
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe, or continue a run that was stopped."""
-    from mutua.engines.workers import cores
     from mutua.reports import console
     from mutua.reports.loggers import known_logger
     from mutua.runs.execute import execute
+    from mutua.support.processes import cores
     from mutua.support.profiling import Profile
 
     trust_names(trust_code)

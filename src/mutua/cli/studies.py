@@ -53,7 +53,6 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare methods, or the cells of a grid, over the same seeds."""
-    from mutua.engines.workers import cores
     from mutua.reports import console
     from mutua.runs.folder import dated
     from mutua.runs.guarantee import Guarantee
@@ -63,6 +62,7 @@ def compare_command(
     from mutua.studies.summaries import never_trained, summarise
     from mutua.studies.sweep import Sweep
     from mutua.studies.sweep_runner import run_sweep
+    from mutua.support.processes import cores
 
     chosen = read_seeds(seeds)
     cells = compared_cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
@@ -158,10 +158,10 @@ def _reproduce(
     out: Path,
 ) -> list[str]:
     """Run and show the items; a line for each that is not complete."""
-    from mutua.engines.workers import cores
     from mutua.reports import console
     from mutua.reports.reproduction_tables import show_reproduction
     from mutua.studies.reproduction import Reproduction, read_record
+    from mutua.support.processes import cores
 
     until = None if minutes is None else time.monotonic() + 60 * minutes
     wrong = []

@@ -1,7 +1,7 @@
 """Faults on purpose: which clients drop out, come late, break down or send what they should not, and when.
 
-Whether one does is drawn from the seed, the client and the round alone, so a run that goes on after it was stopped
-meets the faults that it would have met.
+They are drawn from the seed, the client and the round alone, so a resumed run meets the same faults as one that
+was never stopped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mutua.federation.federation import Federation
 from mutua.seeds import numpy_stream
 from mutua.support.configuration import PathLike, Spec, explain, read_yaml
 
-Kind = Literal["nan", "inf", "shape", "name", "dtype", "norm", "bytes", "raise"]
+CorruptionKind = Literal["nan", "inf", "shape", "name", "dtype", "norm", "bytes", "raise"]
 
 
-class Struck(Spec):
-    """Whom a fault strikes and when: every client, in every round, for certain, unless said otherwise."""
+class _PlannedFault(Spec):
+    """Which clients a fault strikes, in which rounds and how likely; by default all of them, for certain."""
 
     clients: tuple[str, ...] | None = Field(None, min_length=1)
     rounds: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
@@ -28,32 +28,32 @@ class Struck(Spec):
 
     @model_validator(mode="after")
     def _some(self) -> Self:
-        if not self.model_fields_set & Struck.model_fields.keys():
+        if not self.model_fields_set & _PlannedFault.model_fields.keys():
             raise ValueError("give clients, rounds or probability; without them it would be everybody, always")
         return self
 
 
-class Dropout(Struck):
-    """Not there: no brief comes, no reply goes."""
+class Dropout(_PlannedFault):
+    """The client is absent: it gets no brief and sends no reply."""
 
 
-class Straggler(Struck):
-    """Late by so many seconds."""
+class Straggler(_PlannedFault):
+    """The client is late by so many seconds."""
 
     seconds: float = Field(gt=0)
 
 
-class Corruption(Struck):
-    """A reply that is not as it should be, or an exception instead of one."""
+class Corruption(_PlannedFault):
+    """The client's reply is corrupt, or it raises an exception instead of replying."""
 
-    kind: Kind
+    kind: CorruptionKind
 
 
-F = TypeVar("F", bound=Struck)
+F = TypeVar("F", bound=_PlannedFault)
 
 
 class Faults(Spec):
-    """What goes wrong in a run. Without a seed of their own, faults are drawn from the run's."""
+    """What goes wrong in a run. Without a `seed` of their own, faults are drawn from the run's seed."""
 
     seed: int | None = Field(None, ge=0, lt=2**63)
     dropout: tuple[Dropout, ...] = ()
@@ -69,7 +69,7 @@ class Faults(Spec):
             raise InputError(f"{path}: {explain(error, cls, 'faults')}") from None
 
     def check(self, federation: Federation) -> None:
-        """Refuse faults of clients that are not there."""
+        """Refuse faults of unknown clients."""
         known = sorted(client.id for client in federation.clients)
         for section in ("dropout", "stragglers", "corruption"):
             for i, fault in enumerate(getattr(self, section)):
@@ -79,18 +79,18 @@ class Faults(Spec):
                     raise InputError(f"{where}: '{strange[0]}' is no client; known: {', '.join(known)}")
 
     def absent(self, seed: int, client: str, round: int) -> bool:
-        """Whether the client is not there in this round; `seed` is the run's."""
-        return any(self._met("dropout", self.dropout, seed, client, round))
+        """Whether the client is absent in this round; `seed` is the run's."""
+        return any(self._striking("dropout", self.dropout, seed, client, round))
 
     def delay(self, seed: int, client: str, round: int) -> float:
-        """How many seconds late it is."""
-        return sum(late.seconds for late in self._met("stragglers", self.stragglers, seed, client, round))
+        """How many seconds late the client is."""
+        return sum(late.seconds for late in self._striking("stragglers", self.stragglers, seed, client, round))
 
-    def spoils(self, seed: int, client: str, round: int) -> list[Kind]:
-        """What is wrong with its reply."""
-        return [wrong.kind for wrong in self._met("corruption", self.corruption, seed, client, round)]
+    def corruptions(self, seed: int, client: str, round: int) -> list[CorruptionKind]:
+        """In which ways its reply is corrupt."""
+        return [wrong.kind for wrong in self._striking("corruption", self.corruption, seed, client, round)]
 
-    def _met(self, section: str, faults: Sequence[F], seed: int, client: str, round: int) -> Iterator[F]:
+    def _striking(self, section: str, faults: Sequence[F], seed: int, client: str, round: int) -> Iterator[F]:
         root = seed if self.seed is None else self.seed
         for i, fault in enumerate(faults):
             here = fault.clients is None or client in fault.clients

@@ -1,4 +1,4 @@
-"""Any engine, with clients that fail as they are told to: neither it nor the method knows."""
+"""An engine around another one, whose clients fail on purpose: neither that engine nor the method knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mutua.engines.faults import Faults, Kind
+from mutua.engines.faults import CorruptionKind, Faults
 from mutua.engines.protocol import TOO_LONG, Engine, Evaluation
 from mutua.engines.work import Briefs, Replies, Reply
 from mutua.errors import RunError
@@ -22,18 +22,18 @@ from mutua.support.tensor_files import Tensors
 
 @dataclass
 class FaultyEngine:
-    """Keeps briefs from clients that are not there, and spoils replies on their way."""
+    """Keeps briefs from absent clients, and corrupts replies on their way."""
 
     engine: Engine
     faults: Faults
 
     @property
     def stores(self) -> Mapping[str, Store]:
-        """What each client keeps, which is never spoilt."""
+        """What each client keeps, which is never corrupted."""
         return self.engine.stores
 
     def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
-        """Take the job, with a method that is late or breaks down."""
+        """Take the job, with a method that comes late or raises."""
         self.seed, self.alone = job.plan.seed, job.method.works_alone
         self.engine.open(replace(job, method=_failing(job.method, self.faults)), federation, stores)
 
@@ -42,16 +42,16 @@ class FaultyEngine:
         self.engine.start()
 
     def train(self, round: int, briefs: Briefs) -> Replies:
-        """Of those that are there; what they reply may not be what comes."""
+        """Train the clients that are present, and corrupt some of their replies."""
         there = dict(briefs)
-        if not self.alone:  # who needs nobody works out of reach too
+        if not self.alone:  # a client that works alone needs no connection
             there = {c: brief for c, brief in there.items() if not self.faults.absent(self.seed, c, round)}
         replies = dict(self.engine.train(round, there))
         for client, reply in replies.items():
             if isinstance(reply, Reply) and reply.message is not None:
                 message = reply.message
-                for kind in self.faults.spoils(self.seed, client, round):
-                    message = spoilt(message, kind, briefs[client])
+                for kind in self.faults.corruptions(self.seed, client, round):
+                    message = corrupted(message, kind, briefs[client])
                 replies[client] = replace(reply, message=message)
         return replies
 
@@ -64,7 +64,7 @@ class FaultyEngine:
         return self.engine.evaluate(round, briefs, shared)
 
     def mishaps(self) -> Sequence[tuple[str, str]]:
-        """What the machine failed in and did again, which is not on purpose."""
+        """By client, what the machine failed in and did again: not on purpose."""
         return self.engine.mishaps()
 
     def close(self) -> None:
@@ -73,13 +73,13 @@ class FaultyEngine:
 
 
 def _failing(method: Method, faults: Faults) -> Method:
-    """The method, but for clients that come late or raise: that must happen where they work."""
+    """The method, except that some clients come late or raise, which must happen where they work."""
 
     class Failing(type(method)):  # type: ignore[misc]
         def train(self, client: Participant, brief: Message | None) -> Message | None:
             who = client.plan.seed, client.id, client.round
-            time.sleep(min(faults.delay(*who), 1e9))  # the system knows no longer ones
-            if "raise" in faults.spoils(*who):
+            time.sleep(min(faults.delay(*who), 1e9))  # the longest that the system can sleep
+            if "raise" in faults.corruptions(*who):
                 raise RunError("it broke down, as it was told to")
             return super().train(client, brief)  # type: ignore[no-any-return]
 
@@ -87,8 +87,8 @@ def _failing(method: Method, faults: Faults) -> Method:
     return failing
 
 
-def spoilt(message: Message, kind: Kind, brief: Message | None) -> Message:
-    """The message with its first array of real numbers spoilt, or with a thousand times the update in all."""
+def corrupted(message: Message, kind: CorruptionKind, brief: Message | None) -> Message:
+    """The message with its first array of real numbers corrupted, or (norm) with a thousand times its update."""
     parts = {name: dict(part.arrays) for name, part in message.items()}
     real = [(n, key) for n, arrays in parts.items() for key, array in arrays.items() if array.is_floating_point()]
     if kind == "norm":
@@ -99,11 +99,11 @@ def spoilt(message: Message, kind: Kind, brief: Message | None) -> Message:
             parts[name][key] = before + 1000 * (array - before)
     else:
         for name, key in real[:1]:
-            _spoil(parts[name], key, kind, message.nbytes)
+            _corrupt(parts[name], key, kind, message.nbytes)
     return Message(**{name: Part(message[name].kind, arrays) for name, arrays in parts.items()})
 
 
-def _spoil(arrays: Tensors, key: str, kind: Kind, length: int) -> None:
+def _corrupt(arrays: Tensors, key: str, kind: CorruptionKind, length: int) -> None:
     array = arrays.pop(key)
     if kind in ("nan", "inf"):
         array = array.clone(memory_format=torch.contiguous_format)

@@ -26,7 +26,7 @@ from mutua.engines.work import (
     perform,
     work,
 )
-from mutua.engines.workers import TRIES, Task, Workers, can_fork, cores, given_up
+from mutua.engines.workers import Task, Workers, given_up
 from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, RunError, short_of_memory
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
@@ -35,6 +35,7 @@ from mutua.federation.store import State, Store, copied
 from mutua.learning.evaluation import evaluation_batches, is_union, probabilities
 from mutua.methods.base import Job
 from mutua.support import signals
+from mutua.support.processes import MAX_ATTEMPTS, can_fork, cores, use_one_thread
 from mutua.support.profiling import Span, note
 from mutua.support.tensor_files import Tensors
 
@@ -50,8 +51,7 @@ class LocalEngine:
     def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
         """Take the job; stores live in memory."""
         self.job, self.federation = job, federation
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._threads = use_one_thread()
         deadline = job.plan.deadline
         forks = can_fork() and (deadline is not None or (self.workers or 1) > 1)
         self.modules = Modules(device(job.plan.device, forks=forks))
@@ -180,11 +180,11 @@ class LocalEngine:
 
     def _again_and_again(self, task: Task) -> Any:
         """A task in this process; what the machine fails in is done again."""
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 return self._do(task)
             except MachineFault as fault:
-                if attempt == TRIES:
+                if attempt == MAX_ATTEMPTS:
                     return given_up(fault)
                 self._mishaps.append((task.client, fault.reason))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import math
 import multiprocessing
 import os
@@ -18,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from mutua.errors import Fault, MachineFault, MutuaError, RunError
 from mutua.support import signals
+from mutua.support.processes import MAX_ATTEMPTS, die_with, keep_memory, use_one_thread
 from mutua.support.profiling import Span
 from mutua.support.shared_memory import Arena, Block, Parcel, Place
 
@@ -62,30 +61,11 @@ class _Turn:
 
 LONGEST = 1e6
 """Seconds that can be waited for; there is no need to end a wait that is longer."""
-TRIES = 3
-"""So often is done what this machine failed in, before its client is left out."""
 OURS = "this machine's failure, not the client's own"
 
 Do = Callable[[Task], Any]
 Done = Callable[[Task, Any, Span], None]
 Answer = tuple[Parcel | Exception, Span]
-
-
-def cores() -> int:
-    """How many workers a run has unless told otherwise: one per core that this process may use."""
-    if not can_fork():
-        return 1
-    try:  # a container's share, such as "150000 100000": one and a half
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        share = math.ceil(int(quota) / int(period))
-    except (OSError, ValueError):  # no such file, or "max"
-        share = len(os.sched_getaffinity(0))
-    return max(1, min(share, len(os.sched_getaffinity(0))))
-
-
-def can_fork() -> bool:
-    """Whether workers can be had: on Linux, and not inside somebody's own worker."""
-    return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
 class Workers:
@@ -172,7 +152,7 @@ class Workers:
                 del busy[line]
                 self._unsettle(worker)
                 idle.append(worker)
-                if isinstance(found, MachineFault) and turn.attempt < TRIES:
+                if isinstance(found, MachineFault) and turn.attempt < MAX_ATTEMPTS:
                     self.mishaps.append((task.client, found.reason))
                     waiting.insert(0, (task, turn.attempt + 1))
                 elif isinstance(found, MachineFault):
@@ -307,7 +287,7 @@ class Workers:
         """Have another process for one that is dead or dying; with which code it ended."""
         self._unsettle(worker)
         code: int | None = None
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             self.lines.pop(worker).close()
             process = self.processes.pop(worker)
             process.join()
@@ -336,7 +316,7 @@ def _fault(worker: int, task: Task, reason: str, kind: type[Fault] = Fault) -> A
 
 def given_up(fault: MachineFault) -> MachineFault:
     """The same fault, when it has come too often."""
-    return MachineFault(fault.args[0], f"{fault.reason}, {TRIES} times: {OURS}")
+    return MachineFault(fault.args[0], f"{fault.reason}, {MAX_ATTEMPTS} times: {OURS}")
 
 
 def _serve(
@@ -347,9 +327,9 @@ def _serve(
     signals.unblock()
     for other in others:  # else a worker would keep its siblings' lines open after that process's death
         other.close()
-    _die_with(parent)
+    die_with(parent)
     arena.become(process)
-    torch.set_num_threads(1)
+    use_one_thread()
     keep_memory()
     line.send_bytes(_unfit(device).encode())
     while True:
@@ -389,24 +369,3 @@ def _portable(error: Exception) -> Exception:
         return error
     except Exception:  # whatever a user's own exception does when it is copied
         return RunError(f"{type(error).__name__}: {error}")
-
-
-def _die_with(parent: int) -> None:
-    """End when that process does: one that is paused would not see its line closed."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before it could be said
-        os._exit(1)
-
-
-def keep_memory() -> None:
-    """Let the C library keep freed memory instead of giving it back and asking again at every step."""
-    if os.environ.get("MUTUA_KEEP_MEMORY", "1") == "0":
-        return
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt  # only where the C library is GNU's
-    except (OSError, AttributeError):
-        return
-    trim_threshold, mmap_max = -1, -4
-    mallopt(mmap_max, 0)
-    mallopt(trim_threshold, ctypes.c_int(2**31 - 1))

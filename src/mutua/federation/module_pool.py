@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -76,14 +74,3 @@ def _loads_by_copying(part: nn.Module) -> bool:
 def batch_normed(model: nn.Module) -> bool:
     """Whether any layer normalises over the batch."""
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """In here torch uses one thread, as clients at work do: small models are faster so, and sums are the same."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -36,7 +36,7 @@ import mutua
 from mutua.errors import InputError, RunError, short_of_memory
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Direction, Entry, Ledger
-from mutua.federation.module_pool import Modules, one_thread
+from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.recipe.recipe import Recipe
@@ -64,6 +64,7 @@ from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, Lock, Together, plain, reason, sync, to_json, together, write
 from mutua.support.growing_files import SCHEMA, Events, Mark, Table, torn
 from mutua.support.importing import reading_untrusted_file
+from mutua.support.processes import one_thread
 from mutua.support.profiling import timed
 from mutua.support.row_log import Upto
 from mutua.support.tensor_files import Tensors

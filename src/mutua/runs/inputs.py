@@ -24,7 +24,6 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples
-from mutua.engines.workers import cores
 from mutua.errors import InputError, line
 from mutua.federation.federation import Federation
 from mutua.federation.topology import KINDS
@@ -33,6 +32,7 @@ from mutua.recipe.recipe import Recipe, models_in
 from mutua.support import safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.importing import import_object
+from mutua.support.processes import cores
 
 Show = Callable[[int, int], None]
 """Is told how many bytes are hashed, and of how many."""

@@ -18,7 +18,7 @@ from mutua.federation.client import Client
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, weights
 from mutua.federation.model_checks import check_models
-from mutua.federation.module_pool import Modules, one_thread
+from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Plan
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
@@ -31,6 +31,7 @@ from mutua.runs.result import expect
 from mutua.runs.saved_models import Card, Kept, SavedModel, put_model, read
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json, together
+from mutua.support.processes import one_thread
 
 HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
 

@@ -17,10 +17,7 @@ from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mutua import errors
-from mutua.engines.workers import TRIES, can_fork
 from mutua.errors import MutuaError, RunError
 from mutua.rounds.loop import Event, Rejected, Retried, RoundEnded, Started
 from mutua.rounds.progress import rejection_text, standing
@@ -33,6 +30,7 @@ from mutua.studies.sweep import PlannedRun, Sweep
 from mutua.support import signals
 from mutua.support.configuration import PathLike
 from mutua.support.importing import trust
+from mutua.support.processes import MAX_ATTEMPTS, can_fork, use_one_thread
 
 _SELDOM = 20
 """Results are written again after so many times as long as writing them took, and at the end."""
@@ -99,7 +97,7 @@ class _Runner:
                         waiting.popleft()
                     for line in wait(list(busy), timeout=max(0.0, min(1.0, until - time.monotonic()))):
                         one = busy[line]  # type: ignore[index]
-                        if self._hear(one, again=one.attempt < TRIES):
+                        if self._hear(one, again=one.attempt < MAX_ATTEMPTS):
                             waiting.append((one.run, one.attempt + 1))
                     if time.monotonic() >= until and (waiting or busy):
                         outcome.stopped = f"the time budget of {minutes:g} minutes is used up"
@@ -144,7 +142,7 @@ class _Runner:
                 if again:
                     self.watch(News(one.run, "said", f"{why}; it goes on"))
                     return True
-                why += f", {TRIES} times" if one.attempt == TRIES else ""
+                why += f", {MAX_ATTEMPTS} times" if one.attempt == MAX_ATTEMPTS else ""
             news = News(one.run, "failed", why)
         self._take(one, news)
         return False
@@ -217,7 +215,7 @@ def _work(run: PlannedRun, data_dir: PathLike | None, engine: str, line: Connect
     # Ctrl-C reaches every process of a terminal, as its end does; the one that started this passes it on, once.
     signals.ignore(except_for=signal.SIGTERM)
     signals.skip_announcement()
-    torch.set_num_threads(1)
+    use_one_thread()
     teller = _Teller(run, line)
     try:
         signals.unblock()

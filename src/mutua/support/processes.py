@@ -1,0 +1,76 @@
+"""Processes and cores: how many there may be, how many threads each uses, and when they end."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+MAX_ATTEMPTS = 3
+"""How often work is tried that fails because of this machine: a process that dies, or no memory left."""
+
+
+def cores() -> int:
+    """How many workers a run has by default: one per core that this process may use."""
+    if not can_fork():
+        return 1
+    try:  # a container's share, such as "150000 100000": one and a half
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        share = math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        share = len(os.sched_getaffinity(0))
+    return max(1, min(share, len(os.sched_getaffinity(0))))
+
+
+def can_fork() -> bool:
+    """Whether worker processes are possible: on Linux, and not inside a worker of somebody else."""
+    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+def use_one_thread() -> int:
+    """Let torch use one thread in this process: small models are faster so, and sums are the same on any machine.
+
+    Gives the number of threads that it used before.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return before
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread in this block, as clients at work do."""
+    before = use_one_thread()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def die_with(parent: int) -> None:
+    """End this process when its parent ends; a paused one would not notice that its pipe was closed."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended before
+        os._exit(1)
+
+
+def keep_memory() -> None:
+    """Let the C library keep freed memory instead of giving it back and asking for it again at every step."""
+    if os.environ.get("MUTUA_KEEP_MEMORY", "1") == "0":
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt  # only where the C library is GNU's
+    except (OSError, AttributeError):
+        return
+    trim_threshold, mmap_max = -1, -4
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
