@@ -88,6 +88,11 @@ class Method(Spec, ABC):
         return False
 
     @property
+    def needs_labels(self) -> str:
+        """What it does with the public set that takes labels, such as "trains on it"; empty for nothing."""
+        return ""
+
+    @property
     def works_alone(self) -> bool:
         """Whether clients need nobody: each works in every round, drawn or not, reached or not."""
         return False
@@ -124,6 +129,8 @@ class Method(Spec, ABC):
         if self.needs_public and federation.public is not None:
             for client in federation.clients:
                 federation.public.fits(client.id, client.train)
+            if self.needs_labels and not federation.public.labelled:
+                raise InputError(f"public.labelled: false, but {self.name} {self.needs_labels}; give labels")
         if self.needs_global and not any(client.takes_part for client in federation.clients):
             raise InputError("opt_out: every client has opted out whole; at least one must be in")
         if not self.honours_opt_out and any(client.opt_in is not None for client in federation.clients):

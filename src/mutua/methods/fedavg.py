@@ -6,7 +6,6 @@ Li et al. 2020, "Federated optimization in heterogeneous networks" (FedProx).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -14,13 +13,14 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from mutua.errors import Refused
+from mutua.federation.ledger import MOST as LARGEST_COUNT
 from mutua.federation.ledger import Shares
 from mutua.federation.message import Kind, Message, count
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Hub, Server, register
+from mutua.methods.checks import check_number
 from mutua.methods.participant import Participant
 
 
@@ -66,8 +66,8 @@ class FedAvg(Hub):
     def check(self, server: Server, client_id: str, reply: Message) -> None:
         """Besides the meme, n_k must be a count."""
         super().check(server, client_id, reply)
-        if self.weights == "samples" and not ("samples" in reply and 1 <= reply.number("samples") < math.inf):
-            raise Refused("its number of samples is missing or below 1")
+        if self.weights == "samples":
+            check_number(reply, "samples", "number of samples", 1, LARGEST_COUNT)
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
         """n_k / n of fml-2023, Eq. (2), or uniform."""

@@ -25,6 +25,7 @@ from mutua.learning.projection import pcgrad, project
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms, Trainer
 from mutua.methods.base import Method, Server, register
+from mutua.methods.checks import check_number, check_rows
 from mutua.methods.participant import Participant
 from mutua.seeds import public
 
@@ -52,17 +53,20 @@ class FedH2L(Method):
         return {Kind.PROBABILITIES: "public", Kind.ACCURACY: "public_accuracy"}
 
     def arrange(self, federation: Federation) -> Federation:
-        """Every client speaks of public samples of its own; without labels it can do nothing but speak of them."""
+        """Every client needs public samples of its own."""
         federation = super().arrange(federation)
         assert federation.public is not None
         silent = [client.id for client in federation.clients if client.id not in federation.public.parts]
         if silent:
             raise InputError(f"public: client {silent[0]} owns no part of it; fedh2l needs one of every client")
-        if not federation.public.labelled and not self.kl:
-            raise InputError("method.kl: false, but without labels (public.labelled: false) there is nothing else")
-        if not federation.public.labelled and self.local_data != "private":
-            raise InputError(f"method.local_data: {self.local_data}, but public.labelled is false; use 'private'")
         return federation
+
+    @property
+    def needs_labels(self) -> str:
+        """Without KL there is nothing else to learn from; local steps may learn from the public set too."""
+        if not self.kl:
+            return "learns from nothing else with method.kl: false"
+        return "" if self.local_data == "private" else f"learns from it with method.local_data: {self.local_data}"
 
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
         """Probabilities of a public batch and, with labels, an accuracy."""
@@ -101,25 +105,14 @@ class FedH2L(Method):
         return self._signal(client, model)
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
-        """Probabilities, one row per sample of its public batch, must sum to 1, and an accuracy lie in [0, 1]."""
+        """Probabilities of its public batch and, with labels only, an accuracy in [0, 1]."""
         assert server.public is not None
-        if "public" not in reply or list(reply.arrays("public")) != [""]:
-            raise Refused("it holds no probabilities 'public'")
-        rows = reply.arrays("public")[""]
-        if rows.dtype != torch.get_default_dtype():
-            raise Refused(f"its probabilities are {rows.dtype}, not {torch.get_default_dtype()}")
-        if rows.dim() != 2 or not bool(torch.isfinite(rows).all()) or bool((rows < 0).any()):
-            raise Refused("its probabilities are not rows of numbers of at least 0")
-        if rows.shape[1] != server.classes or not bool(((rows.sum(1) - 1).abs() < 1e-3).all()):
-            raise Refused(f"its probabilities are not rows of {server.classes} that sum to 1")
         batch = min(server.batch_size, len(server.public.parts[client_id]))
-        if len(rows) != batch:
-            raise Refused(f"its probabilities are of {len(rows)} samples; its public batch has {batch}")
-        labelled = server.public.labelled
-        if labelled != ("public_accuracy" in reply):
-            raise Refused("its accuracy is missing" if labelled else "it has an accuracy without labels")
-        if labelled and not 0 <= reply.number("public_accuracy") <= 1:
-            raise Refused(f"its accuracy {reply.number('public_accuracy')} is outside [0, 1]")
+        check_rows(reply, "public", Kind.PROBABILITIES, server.classes, batch, "its public batch")
+        if server.public.labelled:
+            check_number(reply, "public_accuracy", "accuracy", 0, 1)
+        elif "public_accuracy" in reply:
+            raise Refused("it has an accuracy without labels")
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """Keep this round's signals for the next round's briefs."""

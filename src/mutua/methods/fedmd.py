@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mutua.data.samples import Samples
-from mutua.errors import InputError, Refused
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Shares
 from mutua.federation.message import Kind, Message, Part
@@ -26,6 +25,7 @@ from mutua.learning import merging
 from mutua.learning.evaluation import outputs
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Method, Server, register
+from mutua.methods.checks import check_rows
 from mutua.methods.participant import Participant
 from mutua.seeds import public
 
@@ -51,12 +51,10 @@ class FedMD(Method):
         """Scores on public samples."""
         return {Kind.SCORES: "public"}
 
-    def arrange(self, federation: Federation) -> Federation:
-        """Its clients first train on the public set's labels."""
-        federation = super().arrange(federation)
-        if federation.public is not None and not federation.public.labelled:
-            raise InputError("public.labelled: false, but fedmd's clients begin with the public set's labels")
-        return federation
+    @property
+    def needs_labels(self) -> str:
+        """Clients start with the public set."""
+        return "first trains on it"
 
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
         """Scores of the public subset."""
@@ -87,17 +85,10 @@ class FedMD(Method):
         return Message(public=Part(Kind.SCORES, {"": scores}))
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
-        """Scores must be finite rows, one number per class."""
-        if "public" not in reply or list(reply.arrays("public")) != [""]:
-            raise Refused("it holds no scores 'public'")
-        scores = reply.arrays("public")[""]
-        if scores.dtype != torch.get_default_dtype():
-            raise Refused(f"its scores are {scores.dtype}, not {torch.get_default_dtype()}")
-        if scores.dim() != 2 or scores.shape[1] != server.classes or not bool(torch.isfinite(scores).all()):
-            raise Refused(f"its scores are not finite rows of {server.classes}")
-        rows = len(scores) if server.public is None else min(self.subset, len(server.public))
-        if len(scores) != rows:
-            raise Refused(f"its scores are of {len(scores)} samples; the public subset has {rows}")
+        """Scores of the public subset."""
+        assert server.public is not None
+        samples = min(self.subset, len(server.public))
+        check_rows(reply, "public", Kind.SCORES, server.classes, samples, "the public subset")
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """The consensus: the mean of all scores, or what another combiner makes of them."""

@@ -13,11 +13,11 @@ import torch
 from pydantic import model_validator
 from torch import nn
 
-from mutua.errors import Refused
 from mutua.federation.ledger import Shares
 from mutua.federation.message import Kind, Message, number
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Server, register
+from mutua.methods.checks import check_number
 from mutua.methods.fml import FML, Mutual
 from mutua.methods.participant import Participant
 
@@ -74,15 +74,10 @@ class FMLU(FML):
     def check(self, server: Server, client_id: str, reply: Message) -> None:
         """Besides the meme, H_k must lie in [0, ln C]."""
         super().check(server, client_id, reply)
-        if not self.uncertain_merge:
-            return
-        if "meme_entropy" not in reply:
-            raise Refused("its entropy is missing")
-        # With a partial global every client has a number of classes of its own, which the server does not know.
-        most = math.log(server.classes) + 1e-4 if not server.partial else MOST_ENTROPY
-        entropy = reply.number("meme_entropy")
-        if not 0 <= entropy <= most:
-            raise Refused(f"its entropy {entropy} is outside [0, {most:.4g}]")
+        if self.uncertain_merge:
+            # With a partial global clients differ in their number of classes, which the server does not know.
+            most = math.log(server.classes) + 1e-4 if not server.partial else MOST_ENTROPY
+            check_number(reply, "meme_entropy", "entropy", 0, most)
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
         """softmax over clients of −H_k."""

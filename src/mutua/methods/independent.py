@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import nn
 
 from mutua.data.samples import Samples, together
-from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
 from mutua.learning.early_stopping import EarlyStopping
@@ -91,12 +90,10 @@ class Aggregated(Independent):
     name: ClassVar[str] = "aggregated"
     needs_public: ClassVar[bool] = True
 
-    def arrange(self, federation: Federation) -> Federation:
-        """Labels are what it learns from the public set."""
-        federation = super().arrange(federation)
-        if federation.public is not None and not federation.public.labelled:
-            raise InputError("public.labelled: false, but aggregated learns from the public set's labels")
-        return federation
+    @property
+    def needs_labels(self) -> str:
+        """Clients train on it."""
+        return "trains on it"
 
     def samples(self, client: Participant) -> Samples:
         """Private and public samples together."""
