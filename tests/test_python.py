@@ -17,7 +17,7 @@ import mutua
 from mutua import Faults, InputError, Recipe
 from mutua.data import formats
 from mutua.models.architecture import Architecture
-from mutua.reports import reading, writing
+from mutua.reports import study, writing
 from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report
 from mutua.runs.folder import RunFolder
@@ -124,8 +124,8 @@ def test_a_runs_folder_by_text(at_home: Path, finished: Callable[..., Any]) -> N
     assert [p.parent for p in export(model, "~/out")] == [at_home / "out"] * 2
     np.savez(at_home / "new.npz", x=np.zeros((40, 28, 28), np.uint8), y=Y, classes=["0", "1"])
     assert join(run, "~/new.npz", how="global", out="~/new").folder == at_home / "new"
-    page = report(reading.read(str(path)), data_dir="~")
-    written = list(writing.write(page, html="~/page.html", tables="~/tables"))
+    page = report(study.read_study(str(path)), data_dir="~")
+    written = list(writing.write_report(page, html="~/page.html", tables="~/tables"))
     assert written[0] == at_home / "page.html" and written[-1].parent == at_home / "tables"
     assert RunFolder.create("x", 0, "~/begun").path == at_home / "begun"
     assert RunFolder.create("x", 0, under="~/many").path.parent == at_home / "many"
@@ -146,7 +146,7 @@ def test_a_runs_folder_by_text(at_home: Path, finished: Callable[..., Any]) -> N
         lambda wrong: RunFolder.open(wrong),
         lambda wrong: RunFolder.resume(wrong),
         lambda wrong: RunFolder.create("x", 0, wrong),
-        lambda wrong: reading.read(wrong),
+        lambda wrong: study.read_study(wrong),
         lambda wrong: Overview.of(wrong),
     ],
 )

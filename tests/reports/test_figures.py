@@ -19,9 +19,9 @@ from mutua.reports.figures import (
     DemoRow,
     _demo_figure,
     _label_figure,
-    colours,
-    demo_figure,
-    label_picture,
+    method_colours,
+    write_demo_figure,
+    write_label_picture,
 )
 
 ROWS = [
@@ -33,11 +33,11 @@ COUNTS = np.array([[12, 0, 3], [0, 7, 1]])
 
 
 def draw_demo(path: Path) -> None:
-    demo_figure(ROWS, CURVES, path)
+    write_demo_figure(ROWS, CURVES, path)
 
 
 def draw_labels(path: Path) -> None:
-    label_picture(COUNTS, ["north", "south"], ["cat", "dog", "cow"], path, "Labels")
+    write_label_picture(COUNTS, ["north", "south"], ["cat", "dog", "cow"], path, "Labels")
 
 
 @pytest.mark.parametrize("draw", [draw_demo, draw_labels])
@@ -78,7 +78,7 @@ def test_curves_are_the_data_in_the_same_colours() -> None:
     _, right = figure.axes
     for line, (method, points) in zip(right.lines, CURVES.items(), strict=True):
         assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == points
-        assert line.get_color() == colours(["alone", "fedavg", "fml", *CURVES])[method]
+        assert line.get_color() == method_colours(["alone", "fedavg", "fml", *CURVES])[method]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["alone", "FedAvg (global model)", "FML (personal models)", "new"]
 
@@ -124,22 +124,22 @@ def test_label_pictures_show_every_count_and_readable_names(K: int, C: int) -> N
 
 
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
-    label_picture(COUNTS, ["a $\\x$", "b"], ["$\\y$", "c", "d"], tmp_path / "a.png", "$\\z$")
+    write_label_picture(COUNTS, ["a $\\x$", "b"], ["$\\y$", "c", "d"], tmp_path / "a.png", "$\\z$")
     assert (tmp_path / "a.png").exists()
 
 
 def test_no_samples_at_all_still_draws(tmp_path: Path) -> None:
-    label_picture(np.zeros((2, 3), int), ["a", "b"], ["c", "d", "e"], tmp_path / "a.png", "None")
+    write_label_picture(np.zeros((2, 3), int), ["a", "b"], ["c", "d", "e"], tmp_path / "a.png", "None")
     assert (tmp_path / "a.png").exists()
 
 
 def test_a_method_has_one_colour_and_others_take_free_ones() -> None:
-    assert all(colours([method]) == {method: colour} for method, colour in COLOURS.items())
+    assert all(method_colours([method]) == {method: colour} for method, colour in COLOURS.items())
     assert len({COLOURS[method] for method in base.method_names()}) == len(base.method_names())  # each its own
-    found = colours(["fml", "x", "fedavg", "y"])
+    found = method_colours(["fml", "x", "fedavg", "y"])
     assert (found["fml"], found["fedavg"]) == (COLOURS["fml"], COLOURS["fedavg"])
     assert len(set(found.values())) == 4
-    assert set(colours([f"new {i}" for i in range(30)]).values()) == set(COLOURS.values())
+    assert set(method_colours([f"new {i}" for i in range(30)]).values()) == set(COLOURS.values())
 
 
 def test_a_folder_that_cannot_be_made_is_the_users_mistake(tmp_path: Path) -> None:

@@ -24,15 +24,14 @@ from typer.testing import CliRunner
 
 from mutua import InputError, Recipe
 from mutua.cli.app import app
-from mutua.reports import console, pictures, samples
+from mutua.reports import charts, console, projections
+from mutua.reports.document import Code, Report
 from mutua.reports.figures import COLOURS
-from mutua.reports.page import html
-from mutua.reports.paper import pdf
-from mutua.reports.reading import read
-from mutua.reports.report import Code, Report
+from mutua.reports.html import html_page
+from mutua.reports.pdf import pdf_file
 from mutua.reports.report import compose as report
-from mutua.reports.tables import Bytes, Points, Table
-from mutua.reports.tables import told as shown
+from mutua.reports.study import read_study
+from mutua.reports.tables import Bytes, PercentagePoints, Table, cell_text
 from mutua.runs.saved_models import SavedModel
 from mutua.studies.statistics import Spread
 from mutua.support import safe_reading
@@ -61,13 +60,13 @@ def compared(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Any]) -> 
 
 @pytest.fixture(scope="module")
 def made(compared: Path) -> Report:
-    return report(read(compared))
+    return report(read_study(compared))
 
 
 @pytest.fixture(scope="module")
 def text(made: Report) -> str:
     """The page of the comparison."""
-    return html(made)
+    return html_page(made)
 
 
 @pytest.fixture
@@ -270,10 +269,10 @@ def test_the_command_is_told_as_it_was_typed_and_notes_are_not_lost(command: Cal
     words = ("compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0", "--workers", "1", "--out", "a b")
     odd = ("--set", "partition={kind: shards, clients: 2, shards_per_client: 3}")
     assert command(*words, *odd).code == 0
-    [repeat] = [section for section in report(read(Path("a b"))).sections if section.title == "To repeat it"]
+    [repeat] = [section for section in report(read_study(Path("a b"))).sections if section.title == "To repeat it"]
     codes = [block.text for block in repeat.blocks if isinstance(block, Code) and not block.folded]
     assert codes[0] == shlex.join(["mutua", *words, *odd])
-    text = html(report(read(Path("a b"))))
+    text = html_page(report(read_study(Path("a b"))))
     assert "mutua run &#x27;a b/fml-0/recipe.yaml&#x27;" in text
     notes = json.loads(Path("a b/fml-0/run.json").read_text())["notes"]
     assert notes and all(f"<p>Note: {escape(note)}.</p>" in text for note in notes)
@@ -315,7 +314,7 @@ def test_a_report_opens_with_a_verdict_for_every_client(made: Report, compared: 
 def test_with_one_seed_a_verdict_rests_on_the_test_samples(copied: Path) -> None:
     for folder in copied.glob("*-1"):
         shutil.rmtree(folder)
-    made = report(read(copied))
+    made = report(read_study(copied))
     [table] = [table for table in made.tables if table.name == "verdicts"]
     row = next(csv.DictReader(io.StringIO(table.csv())))
     held = {
@@ -332,17 +331,17 @@ def test_with_one_seed_a_verdict_rests_on_the_test_samples(copied: Path) -> None
 
 def test_the_intervals_of_a_method_with_fewer_seeds_are_said_to_be_what_they_are(copied: Path) -> None:
     shutil.rmtree(copied / "fml-1")
-    [table] = [table for table in report(read(copied)).tables if table.name == "verdicts"]
+    [table] = [table for table in report(read_study(copied)).tables if table.name == "verdicts"]
     assert "Student's t over seeds or, where there is one seed, over test samples" in " ".join(table.remarks)
     for method in METHODS[1:3]:
         for seed in SEEDS[1:]:
             shutil.rmtree(copied / f"{method.replace(':', '-')}-{seed}")
-    [table] = [table for table in report(read(copied)).tables if table.name == "verdicts"]
+    [table] = [table for table in report(read_study(copied)).tables if table.name == "verdicts"]
     assert "the 95 % interval is over test samples" in " ".join(table.remarks)
 
 
 def test_a_run_without_one_alone_says_how_to_get_its_verdicts(compared: Path) -> None:
-    made = report(read(compared / "fml-0"))
+    made = report(read_study(compared / "fml-0"))
     [told] = made.sections[0].blocks
     assert "mutua compare RECIPE --methods fml,independent" in str(told)
     assert made.sections[0].title == "Is each client better off than alone?"
@@ -364,7 +363,7 @@ def test_sites_with_data_of_their_own_learn_who_opted_out_and_whether_alone_is_a
     for out, alone in (("short", "independent"), ("fair", "independent:patience=10")):
         methods = ("--methods", f"finetuned,{alone}", "--seeds", "0,1")
         assert command("compare", "sites.yaml", *methods, "--out", out).code == 0
-        text = html(report(read(Path(out))))
+        text = html_page(report(read_study(Path(out))))
         assert "each client its own, some opted out (mask withheld)" in text
         assert "Training samples that are opted out, with seed 0: west 21 of 21." in text
         assert "two seeds make it very wide" in text
@@ -373,7 +372,7 @@ def test_sites_with_data_of_their_own_learn_who_opted_out_and_whether_alone_is_a
 
 def test_other_metrics_are_those_of_scikit_learn(compared: Path) -> None:
     of = pytest.importorskip("sklearn.metrics")
-    made = report(read(compared / "fml-0"))
+    made = report(read_study(compared / "fml-0"))
     recipe = Recipe.load(compared / "fml-0" / "recipe.yaml")
     tables = {table.name: list(csv.DictReader(io.StringIO(table.csv()))) for table in made.tables}
     balanced = []
@@ -404,14 +403,14 @@ def test_the_confusion_matrix_is_the_sum_of_the_clients(made: Report, compared: 
 
 def test_a_matrix_as_it_was_once_written_is_read_too(compared: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(compared / "fml-0", tmp_path / "run"))
-    new = read(run).runs[0].confusions
+    new = read_study(run).runs[0].confusions
     for file in run.glob("clients/*/confusion.json"):
         held = json.loads(file.read_text())
         whole = np.zeros((len(held["classes"]),) * 2, int)
         for true, predicted, count in held.pop("cells"):
             whole[true, predicted] = count
         file.write_text(json.dumps({**held, "confusion": whole.tolist()}))
-    old = read(run).runs[0].confusions
+    old = read_study(run).runs[0].confusions
     assert new.keys() == old.keys()
     for client, (classes, cells) in new.items():
         assert old[client][0] == classes and np.array_equal(old[client][1], cells)
@@ -428,7 +427,7 @@ def test_the_datas_path_is_named(command: Callable[..., Any]) -> None:
     np.savez("mine.npz", x=raw.integers(0, 256, (60, 8, 8), np.uint8), y=np.arange(60) % 2)
     data = ("--set", "data={name: arrays, path: mine.npz}", "--set", "partition={kind: iid, clients: 2}")
     assert command("run", "tiny.yaml", *data, "--out", "out").code == 0
-    assert "learned from arrays mine.npz, dealt by iid" in said(report(read(Path("out"))))
+    assert "learned from arrays mine.npz, dealt by iid" in said(report(read_study(Path("out"))))
 
 
 # The pictures
@@ -494,7 +493,7 @@ def test_data_that_differ_have_a_picture_each(
     few, many = ({"data": {"name": "mnist5k", "samples_per_client": n}} for n in (20, 30))
     for name, method, data in (("a", "fml", few), ("b", "fml", many), ("c", "fedavg", many)):
         shutil.copytree(finished(method, **data)[0], tmp_path / name)
-    drawn = {picture.name: picture.title for picture in report(read(tmp_path), load_data=True).pictures}
+    drawn = {picture.name: picture.title for picture in report(read_study(tmp_path), load_data=True).pictures}
     for name in ("labels", "data"):
         assert [key for key in drawn if key.startswith(name)] == [f"{name}-a", f"{name}-b"]
         assert drawn[f"{name}-b"].endswith("seed 0: b")
@@ -505,14 +504,14 @@ def test_second_labels_of_a_method_take_another_colour(compared: Path, copied: P
     for one in told["runs"]:
         one["cell"] = {"method": one["method"], "data": "here"}
     (copied / "comparison.json").write_text(json.dumps(told))
-    titles = [picture.title for picture in report(read(copied)).pictures if picture.name.startswith("curve")]
+    titles = [picture.title for picture in report(read_study(copied)).pictures if picture.name.startswith("curve")]
     assert titles and all(title.endswith(": data here") for title in titles)  # a picture for each of other axes
     for one in told["runs"]:
         one["method"] = one["method"].replace("fedavg", "fedprox:mu=0.2")
     (copied / "comparison.json").write_text(json.dumps(told))
     run = json.loads((copied / "fedavg-0" / "run.json").read_text())
     assert run["summary"]["method"] == "fedavg"
-    labels = read(copied).labels
+    labels = read_study(copied).labels
     assert labels == ["fml", "fedprox:mu=0.2", "fedprox:mu=0.1", "independent"]
 
 
@@ -529,7 +528,7 @@ def test_the_page_needs_nothing_else(made: Report, text: str) -> None:
     assert all(len(image["alt"]) > 40 for image in page.images)
     assert len({image["alt"] for image in page.images}) == 12
     assert [tag for tag in page.tags if tag == "h1"] == ["h1"] and page.tags.count("h2") >= 8
-    assert html(made) == text  # the same bytes for the same folder
+    assert html_page(made) == text  # the same bytes for the same folder
 
 
 def test_odd_names_stay_text(copied: Path) -> None:
@@ -546,8 +545,8 @@ def test_odd_names_stay_text(copied: Path) -> None:
     counts = json.loads(confusion.read_text())
     counts["classes"][0] = ODD
     confusion.write_text(json.dumps(counts))
-    made = report(read(run))
-    page = Page(html(made))
+    made = report(read_study(run))
+    page = Page(html_page(made))
     assert "b" not in page.tags
     assert [row[0] for row in page.tables["clients"]] == ["client", ODD, "c1", "c2"]
     assert any(ODD in image["alt"] for image in page.images)
@@ -555,13 +554,13 @@ def test_odd_names_stay_text(copied: Path) -> None:
     assert markdown_rows(tables["clients"].markdown())[1][0] == ODD
     assert latex_rows(tables["clients"].latex())[1][0] == ODD
     assert next(csv.DictReader(io.StringIO(tables["clients"].csv())))["client"] == ODD
-    assert pdf(made).startswith(b"%PDF")
+    assert pdf_file(made).startswith(b"%PDF")
 
 
 def test_one_run_has_a_report_too(finished: Runs) -> None:
     folder, result = finished("fml", rounds=2)
-    made = report(read(folder))
-    page = Page(html(made))
+    made = report(read_study(folder))
+    page = Page(html_page(made))
     mean = console.percent(result.summary()["mean"]["predictor"]["accuracy"])
     assert page.tables["accuracies"][1][3] == mean
     rows = {row[0]: row[1:] for row in page.tables["clients"][1:]}
@@ -582,7 +581,7 @@ def test_newcomers_are_told_over_seeds(copied: Path) -> None:
         other.mkdir()
         ways = {"how": ("global", "finetune")[seed], "accuracy": {"global": 0.5}}
         (other / "join.json").write_text(json.dumps(ways))
-    rows = Page(html(report(read(copied)))).tables["newcomers"]
+    rows = Page(html_page(report(read_study(copied)))).tables["newcomers"]
     assert rows[0] == ["method", "newcomer", "how", "global", "joined", "alone"]
     expected = [
         f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
@@ -600,31 +599,31 @@ def test_newcomers_of_one_run(finished: Runs, tmp_path: Path) -> None:
         folder = run / "newcomers" / name
         folder.mkdir(parents=True)
         (folder / "join.json").write_text(json.dumps({"how": how, "accuracy": accuracy}))
-    made = report(read(run))
+    made = report(read_study(run))
     [table] = [table for table in made.tables if table.name == "newcomers"]
     expected = [
         ["fml", ODD, "mutual", "–", "75.0", "25.0"],
         ["fml", "body", "finetune", "–", "50.0", "60.0"],
     ]
-    assert Page(html(made)).tables["newcomers"][1:] == expected
+    assert Page(html_page(made)).tables["newcomers"][1:] == expected
     assert markdown_rows(table.markdown())[1:] == latex_rows(table.latex())[1:] == expected
 
 
 def test_one_runs_options_are_said(finished: Runs) -> None:
     folder, _ = finished({"name": "fml", "beta": {"schedule": "linear", "start": 0.3, "end": 0.7}})
     options = "combine mean, temperature 1.0, init own, alpha 0.5, beta linear (start 0.3, end 0.7)"
-    assert f"Its options: {options}." in said(report(read(folder)))
+    assert f"Its options: {options}." in said(report(read_study(folder)))
 
 
 def test_privacy_is_told_with_its_guarantee(finished: Runs) -> None:
     pytest.importorskip("opacus")
     folder, result = finished("fml", privacy={"clip": 1.0, "noise": 2.0})
-    assert f"Differential privacy: {result.guarantee}." in said(report(read(folder)))
+    assert f"Differential privacy: {result.guarantee}." in said(report(read_study(folder)))
 
 
 def test_nothing_is_loaded_unless_asked(compared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recipe, "federation", lambda *_: pytest.fail("data was loaded"))
-    report(read(compared))
+    report(read_study(compared))
 
 
 # What is missing
@@ -635,7 +634,7 @@ def test_an_unfinished_run_tells_what_it_has(finished: Runs, tmp_path: Path) -> 
     (folder / "run.json").unlink()
     with (folder / "history.csv").open("a") as file:
         file.write("2,c0,pre")  # torn
-    made = report(read(folder))
+    made = report(read_study(folder))
     assert [table.name for table in made.tables] == ["left"]
     assert "stopped after round 2 of 2; its tables come when it is finished" in said(made)
     assert next(made.pictures).alt.startswith("Mean accuracy")
@@ -644,7 +643,7 @@ def test_an_unfinished_run_tells_what_it_has(finished: Runs, tmp_path: Path) -> 
 def test_what_a_comparison_lacks_is_left_out_and_said(copied: Path) -> None:
     (copied / "fedavg-1" / "run.json").unlink()
     (copied / "comparison.json").unlink()
-    made = report(read(copied))
+    made = report(read_study(copied))
     assert "comparison.json is not there: runs are named by their methods" in said(made)
     assert "fedavg-1: stopped after round 3 of 3; it is left out" in said(made)
     [table] = [table for table in made.tables if table.name == "accuracies"]
@@ -665,7 +664,7 @@ def test_a_comparison_is_read_however_many_clients_its_runs_have(copied: Path) -
                 run["clients"] = mine["clients"]
     (copied / "comparison.json").write_text(to_json(told))
     assert (copied / "comparison.json").stat().st_size > safe_reading.TEXT
-    assert read(copied).labels == list(METHODS)
+    assert read_study(copied).labels == list(METHODS)
 
 
 def test_a_ledger_that_is_not_whole_never_says_that_less_has_left(finished: Runs, tmp_path: Path) -> None:
@@ -675,7 +674,7 @@ def test_a_ledger_that_is_not_whole_never_says_that_less_has_left(finished: Runs
     for text in (None, "", "x,y\n", "".join(whole.splitlines(keepends=True)[:-1]), whole.rstrip("\n")):
         ledger.unlink() if text is None else ledger.write_text(text)
         with pytest.raises(InputError, match=r"^RUN: .*ledger\.csv"):
-            report(read(folder))
+            report(read_study(folder))
         ledger.touch()
 
 
@@ -684,7 +683,7 @@ def test_runs_that_a_name_does_not_tell_apart_go_by_their_folders(copied: Path) 
     shutil.copytree(copied / "fml-0", copied / "again")
     (copied / "inner").mkdir()
     shutil.copytree(copied / "fml-0", copied / "inner" / "again")
-    study = read(copied)
+    study = read_study(copied)
     seeds = {label: [run.seed for run in study.of(label)] for label in study.labels}
     assert seeds.pop("again") == seeds.pop("inner/again") == [0]
     assert seeds == {label: [0, 1] for label in ("fml", "fedavg", "fedprox", "independent")}
@@ -693,9 +692,9 @@ def test_runs_that_a_name_does_not_tell_apart_go_by_their_folders(copied: Path) 
 def test_runs_of_different_recipes_are_never_taken_for_seeds_of_one(finished: Runs, tmp_path: Path) -> None:
     shutil.copytree(finished("fml", rounds=2)[0], tmp_path / "long-0")
     shutil.copytree(finished("fml", rounds=2, seed=1)[0], tmp_path / "long-1")
-    assert read(tmp_path).labels == ["fml"]
+    assert read_study(tmp_path).labels == ["fml"]
     shutil.copytree(finished("fml", rounds=1, seed=2)[0], tmp_path / "short")
-    assert read(tmp_path).labels == ["long", "short"]
+    assert read_study(tmp_path).labels == ["long", "short"]
 
 
 def test_a_damaged_run_is_left_out_of_a_comparison_and_said(copied: Path) -> None:
@@ -705,7 +704,7 @@ def test_a_damaged_run_is_left_out_of_a_comparison_and_said(copied: Path) -> Non
     late = copied / "fedavg-1" / "newcomers" / "late"
     late.mkdir(parents=True)
     (late / "join.json").write_text("{}")
-    made = report(read(copied))
+    made = report(read_study(copied))
     for name in (
         "fml-0/run.json cannot be read",
         "fml-1: ledger.csv is damaged",
@@ -715,7 +714,7 @@ def test_a_damaged_run_is_left_out_of_a_comparison_and_said(copied: Path) -> Non
         assert re.search(rf"{name}.*; it is left out", said(made))
     (copied / "comparison.json").write_text("{")
     with pytest.raises(InputError, match=r"comparison\.json cannot be read .*; remove it, and runs are named"):
-        read(copied)
+        read_study(copied)
 
 
 @pytest.mark.parametrize("value", [None, "x", [1], pytest.param(10**400, id="too large")])
@@ -731,7 +730,7 @@ def test_a_folder_of_a_stranger_gives_a_report_or_a_line(copied: Path, value: An
                     tree[key][inner] = value
                 file.write_text(json.dumps(tree))
                 try:
-                    made = report(read(copied / "fml-0"))
+                    made = report(read_study(copied / "fml-0"))
                     for table in made.tables:
                         table.markdown()
                 except InputError as error:
@@ -754,7 +753,7 @@ def test_a_folder_of_a_stranger_gives_a_report_or_a_line(copied: Path, value: An
 def test_pca_is_scikit_learns() -> None:
     decomposition = pytest.importorskip("sklearn.decomposition")
     x = np.random.default_rng(0).normal(size=(50, 8)) * np.arange(1, 9)
-    ours, theirs = samples.pca(x), decomposition.PCA(2).fit_transform(x)
+    ours, theirs = projections.pca(x), decomposition.PCA(2).fit_transform(x)
     assert np.allclose(ours * np.sign(ours[0]), theirs * np.sign(theirs[0]))
 
 
@@ -770,7 +769,7 @@ def test_with_the_data_come_training_labels_features_and_umap(
 
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=First))
     folder, result = finished("fml", rounds=2)
-    made = {picture.name: picture for picture in report(read(folder), load_data=True).pictures}
+    made = {picture.name: picture for picture in report(read_study(folder), load_data=True).pictures}
     clients = result.federation.clients
     shown = made["labels"].figure().axes[0].images[0].get_array().filled(0)
     assert np.array_equal(shown, np.stack([client.train.counts() for client in clients]))
@@ -784,7 +783,7 @@ def test_with_the_data_come_training_labels_features_and_umap(
         hidden = np.maximum(hidden @ weight.T + bias, 0)
     [panel] = made["features"].figure().axes
     points = np.concatenate([dots.get_offsets() for dots in panel.collections])
-    expected = samples.pca(hidden)
+    expected = projections.pca(hidden)
     assert np.allclose(sorted(points[:, 0]), sorted(expected[:, 0]), atol=1e-4)
     whole, *each = made["data"].figure().axes[:3]
     assert [axes.get_title(loc="left") for axes in (whole, *each)] == ["all clients", "c0", "c1"]
@@ -797,12 +796,12 @@ def test_without_umap_or_the_data_it_says_how_to_get_them(
 ) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
     folder, _ = finished("fml", rounds=2)
-    assert 'pip install "mutua[umap]"' in said(report(read(folder), load_data=True))
+    assert 'pip install "mutua[umap]"' in said(report(read_study(folder), load_data=True))
     gone = Path(shutil.copytree(folder, tmp_path / "run"))
     record = json.loads((gone / "run.json").read_text())
     record["recipe"] = record["recipe"].replace("mnist5k", "fashion-mnist")
     (gone / "run.json").write_text(json.dumps(record))
-    text = said(report(read(gone), load_data=True, data_dir=tmp_path))
+    text = said(report(read_study(gone), load_data=True, data_dir=tmp_path))
     assert "the data of fml: " in text and "mutua data get fashion-mnist" in text
 
 
@@ -821,18 +820,18 @@ def test_the_pdf_says_what_the_page_says(made: Report, monkeypatch: pytest.Monke
         return original(self, x, y, words, **style)
 
     monkeypatch.setattr(Figure, "text", text)
-    data = pdf(made)
+    data = pdf_file(made)
     assert data.startswith(b"%PDF") and data.count(b"/Type /Page ") > 3
     [table] = [table for table in made.tables if table.name == "accuracies"]
-    assert {shown(cell) for row in table.rows for cell in row} <= set(written)
+    assert {cell_text(cell) for row in table.rows for cell in row} <= set(written)
     whole = " ".join(written)
     assert all(section.title in whole for section in made.sections)
 
 
 def test_a_wide_table_keeps_within_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mutua.reports.paper import PAGE, Paper
+    from mutua.reports.pdf import PAGE, _Pages
 
-    paper = Paper()
+    paper = _Pages()
     cells = ("word " * 40, *([Spread.of((0.5, 0.25))] * 9))
     heads = tuple(f"FML, optimizer.learning_rate={i}, global" for i in range(9))
     paper.table(Table("t", "A title", ("left",), heads, (cells,) * 120))
@@ -886,51 +885,58 @@ def test_mistakes_are_one_line(command: Callable[..., Any], finished: Runs, tmp_
 
 
 def test_pooled_data_is_not_called_nothing(finished: Runs) -> None:
-    [table] = [table for table in report(read(finished("centralised")[0])).tables if table.name == "left"]
+    [table] = [table for table in report(read_study(finished("centralised")[0])).tables if table.name == "left"]
     assert table.rows[0][:3] == ("centralised", "all", "all data")
 
 
 def test_where_nothing_is_sent_there_is_no_trade_off_to_speak_of(finished: Runs) -> None:
-    titles = [section.title for section in report(read(finished("independent")[0])).sections]
+    titles = [section.title for section in report(read_study(finished("independent")[0])).sections]
     assert "What left each client" in titles and "Accuracy against bytes sent" not in titles
 
 
 def test_data_that_was_made_public_is_told_though_no_message_held_it(finished: Runs) -> None:
     aggregated, _ = finished("aggregated", public={"share": 0.2})
     words = "in aggregated a public set, 0.2 of each client's data, with labels, was known to all beforehand."
-    assert words in said(report(read(aggregated)))
-    assert "known to all beforehand" not in said(report(read(finished("fml", rounds=2)[0])))
+    assert words in said(report(read_study(aggregated)))
+    assert "known to all beforehand" not in said(report(read_study(finished("fml", rounds=2)[0])))
 
 
 # Small things
 
 
 def test_cells_as_people_read_them() -> None:
-    cells = (Spread.of((0.5, None)), Spread.of((0.25,)), Spread.of((0.25, 0.75)), Bytes(1500), Points(-0.01), 3)
-    assert list(map(shown, cells)) == ["–", "25.0", "50.0 ± 35.4", "1.5 kB", "−1.0", "3"]
+    cells = (
+        Spread.of((0.5, None)),
+        Spread.of((0.25,)),
+        Spread.of((0.25, 0.75)),
+        Bytes(1500),
+        PercentagePoints(-0.01),
+        3,
+    )
+    assert list(map(cell_text, cells)) == ["–", "25.0", "50.0 ± 35.4", "1.5 kB", "−1.0", "3"]
 
 
 def test_very_different_amounts_are_drawn_on_a_logarithmic_axis() -> None:
-    def line(most: float) -> pictures.Line:
-        found = pictures.Line.of([{0: 0.1, 1: 0.5}], "#000000", [{0: 0, 1: most}])
+    def line(most: float) -> charts.Line:
+        found = charts.Line.of([{0: 0.1, 1: 0.5}], "#000000", [{0: 0, 1: most}])
         assert found is not None
         return found
 
     for most, scale in ((2e4, "log"), (2e3, "linear")):
-        [axes] = pictures.trade_off("x", "x", {"a": line(1e3), "b": line(most)}).figure().axes
+        [axes] = charts.trade_off_picture("x", "x", {"a": line(1e3), "b": line(most)}).figure().axes
         assert axes.get_xscale() == scale
 
 
 def test_many_clients_and_methods_still_fit() -> None:
     ids = [f"client {k}" for k in range(120)]
-    bars = {"alone": pictures.Bars([0.5] * 120, "#999999"), "personal": pictures.Bars([None] * 120, "#0072B2")}
-    figure = pictures.clients("x", "x", ids, bars).figure()
+    bars = {"alone": charts.Bars([0.5] * 120, "#999999"), "personal": charts.Bars([None] * 120, "#0072B2")}
+    figure = charts.client_picture("x", "x", ids, bars).figure()
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
     assert sum(box.height for box in boxes) <= figure.axes[0].bbox.height
-    found = pictures.Line.of([{0: 0.1, 1: 0.5}], "#000000")
+    found = charts.Line.of([{0: 0.1, 1: 0.5}], "#000000")
     assert found is not None
-    figure = pictures.curves("x", "x", {f"method number {i}": found for i in range(14)}).figure()
+    figure = charts.curve_picture("x", "x", {f"method number {i}": found for i in range(14)}).figure()
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
     assert legend.x1 <= figure.bbox.x1 and not legend.overlaps(figure.axes[0].get_tightbbox())

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mutua.reports.page import html
-from mutua.reports.reading import read
+from mutua.reports.html import html_page
 from mutua.reports.report import compose as report
+from mutua.reports.study import read_study
 
 sync_api = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "mutua[dev]"')
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -47,7 +47,7 @@ def page(finished: Callable[..., tuple[Path, Any]], tmp_path_factory: pytest.Tem
         shutil.copytree(finished(method, rounds=2)[0], place / f"{method}-with-quite-a-long-name-{'x' * 60}")
     shutil.copytree(finished("fml", rounds=2)[0], place / f"again-{'y' * 60}")
     file = place / "report.html"
-    file.write_text(html(report(read(place))), encoding="utf-8")
+    file.write_text(html_page(report(read_study(place))), encoding="utf-8")
     return file
 
 

@@ -18,9 +18,9 @@ import mutua
 from mutua import Federation, Recipe
 from mutua.errors import LeftOut
 from mutua.methods import FML, FedAvg, FineTuned, Independent
-from mutua.reports.reading import read
 from mutua.reports.report import compose as report
-from mutua.reports.tables import told
+from mutua.reports.study import read_study
+from mutua.reports.tables import cell_text
 from mutua.rounds.loop import Event, RoundStarted
 from mutua.rounds.participation import REASONS, Participation, spans
 from mutua.runs.execute import execute
@@ -164,10 +164,10 @@ def test_run_json_report_and_measures_tell_it(tiny: dict[str, Any], tmp_path: Pa
         rows = list(csv.DictReader(file))
     assert [r["outcome"] for r in rows if r["client"] == "c1"] == ["failed"] * 3
     assert [r["outcome"] for r in rows if r["client"] == "c2"] == ["merged", "refused", "merged"]
-    made = report(read(tmp_path / "x"))
+    made = report(read_study(tmp_path / "x"))
     table = next(table for table in made.tables if table.name == "attendance")
-    assert [told(row[0]) for row in table.rows] == ["c1", "c2"]
-    assert "failed in 1-3: no reply came; never trained" in told(table.rows[0][2])
+    assert [cell_text(row[0]) for row in table.rows] == ["c1", "c2"]
+    assert "failed in 1-3: no reply came; never trained" in cell_text(table.rows[0][2])
 
 
 def test_the_final_table_and_json_tell_it(

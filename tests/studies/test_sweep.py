@@ -22,8 +22,8 @@ import yaml
 
 from mutua.methods import FedAvg, Independent
 from mutua.recipe.recipe import expand
-from mutua.reports import verdicts
-from mutua.reports.reading import read
+from mutua.reports.sections.better_off import better_off_blocks
+from mutua.reports.study import read_study
 from mutua.studies.sweep import PlannedRun, Sweep
 from mutua.support import signals
 from mutua.support.files import Lock, in_use
@@ -386,12 +386,12 @@ def test_runs_of_other_lengths_are_not_compared_and_that_is_said(gridded: Comman
     # One that is made longer afterwards is not as long any more.
     assert gridded("run", "--resume", "x/fewer-0", "--rounds", "2").code == 0
     assert gridded("report", "x", "--tables", "t").code == 0
-    study = read(tmp_path / "x")
+    study = read_study(tmp_path / "x")
     assert all(study.alone(run) is None for run in study.runs)
-    [said, *_] = [text for text in verdicts.section(study) if "fewer" in str(text) or "fedavg" in str(text)]
+    [said, *_] = [text for text in better_off_blocks(study) if "fewer" in str(text) or "fedavg" in str(text)]
     assert "who train for 2 epochs instead of 4 epochs" in str(said)
     assert gridded("run", "--resume", "x/alone-0", "--rounds", "4").code == 0
-    study = read(tmp_path / "x")
+    study = read_study(tmp_path / "x")
     assert [run.path.name for run in study.runs if study.alone(run) is not None] == ["fewer-0"]
 
 

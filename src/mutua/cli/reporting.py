@@ -41,19 +41,19 @@ def report_command(
     Without --html, --pdf, --tables and --figures, the page is report.html in the folder.
     """
     from mutua.reports import console
-    from mutua.reports.reading import read
     from mutua.reports.report import compose
-    from mutua.reports.writing import write
+    from mutua.reports.study import read_study
+    from mutua.reports.writing import write_report
 
     trust_names(trust_code)
     if html is None and pdf is None and tables is None and figures is None:
         html = place / "report.html"
-    study = read(place)
+    study = read_study(place)
     if load_data:
         for one in study.runs:
             # Questions about code to trust come now, before the spinner. What fails here is told by the report.
             with suppress(MutuaError):
                 _ = one.overview.folder.recipe
     with console.err.status("reading and drawing"):
-        for path in write(compose(study, load_data, data_dir), html, pdf, tables, figures):
+        for path in write_report(compose(study, load_data, data_dir), html, pdf, tables, figures):
             console.say(str(path))

@@ -18,7 +18,7 @@ Results = Mapping[str, Result]
 def show_demo(results: Results, figure: Path, run_folder: Path) -> None:
     """Draw the figure, print the table and what can be learned from it."""
     curves = {name: result.history.curve("predictor") for name, result in results.items()}
-    figures.demo_figure(_rows(results), curves, figure)
+    figures.write_demo_figure(_rows(results), curves, figure)
     title = "Accuracy (%) on each client's own test images, and bytes that left it:"
     remarks = (*_what_left(results), f"Figure: {figure}", _closing(results, run_folder))
     console.show_table(title, _table(results), *remarks)

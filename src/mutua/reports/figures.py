@@ -91,12 +91,17 @@ class Picture:
         return held.getvalue()
 
 
+def named_by(name: str, title: str, facet: str) -> tuple[str, str]:
+    """Name and title of one of several similar pictures; those of the only one where `facet` is empty."""
+    return (f"{name}-{slug(facet)}", f"{title}: {facet}") if facet else (name, title)
+
+
 def slug(label: str) -> str:
     """A label as part of a picture's name, which becomes a file's."""
     return "".join(c if c.isalnum() or c in "._-=" else "-" for c in label)
 
 
-def colours(methods: Iterable[str]) -> dict[str, str]:
+def method_colours(methods: Iterable[str]) -> dict[str, str]:
     """A colour for each method: its own of COLOURS, else the next one that no method here owns."""
     methods = list(dict.fromkeys(methods))
     taken = {COLOURS[name] for name in methods if name in COLOURS}
@@ -104,21 +109,25 @@ def colours(methods: Iterable[str]) -> dict[str, str]:
     return {name: COLOURS.get(name) or next(free) for name in methods}
 
 
-def label_picture(counts: np.ndarray, clients: list[str], classes: list[str], path: Path, title: str) -> None:
+def write_label_picture(
+    counts: np.ndarray, clients: list[str], classes: list[str], path: Path, title: str
+) -> None:
     """Draw how many samples of each class each client holds, as a PNG."""
-    write(_label_figure(counts, clients, classes, title), path)
+    _write_figure(_label_figure(counts, clients, classes, title), path)
 
 
-def demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
+def write_demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
     """Draw each client's accuracy by method, and the mean over rounds of each curve (by method), as a PNG."""
-    write(_demo_figure(rows, curves), path)
+    _write_figure(_demo_figure(rows, curves), path)
 
 
 def _label_figure(counts: np.ndarray, clients: list[str], classes: list[str], title: str) -> Figure:
-    return labels("labels", title, counts, clients, classes).figure(title)
+    return label_count_picture("labels", title, counts, clients, classes).figure(title)
 
 
-def labels(name: str, title: str, counts: np.ndarray, clients: list[str], classes: list[str]) -> Picture:
+def label_count_picture(
+    name: str, title: str, counts: np.ndarray, clients: list[str], classes: list[str]
+) -> Picture:
     """Who holds how many samples of which class."""
     K, C = counts.shape
     cell = min(0.4, 12 / C), min(0.32, 10 / K)  # inches
@@ -128,7 +137,7 @@ def labels(name: str, title: str, counts: np.ndarray, clients: list[str], classe
     return Picture(name, title, alt, size, partial(_draw_counts, counts, clients, classes, cell, ("", "class")))
 
 
-def confusion(name: str, title: str, counts: np.ndarray, classes: list[str]) -> Picture:
+def confusion_picture(name: str, title: str, counts: np.ndarray, classes: list[str]) -> Picture:
     """How many samples of each class (rows) were taken for which (columns)."""
     C = len(classes)
     cell = min(0.4, 12 / C), min(0.32, 12 / C)  # inches
@@ -170,9 +179,9 @@ def _draw_counts(
         bar.set_label("samples", color=INK)
 
     shown = range(0, K, -(-K // 50))
-    axes.set_yticks(shown, [written(clients[k]) for k in shown], parse_math=False)  # a $ in a name is a $
+    axes.set_yticks(shown, [short_name(clients[k]) for k in shown], parse_math=False)  # a $ in a name is a $
     named = range(0, C, -(-C // 200))  # of very many, some: they would be a black bar, and take minutes
-    axes.set_xticks(named, [written(classes[c]) for c in named], parse_math=False)
+    axes.set_xticks(named, [short_name(classes[c]) for c in named], parse_math=False)
     upright = max(map(len, classes)) * 0.085 > cell_width
     axes.tick_params("x", labelrotation=90 if upright else 0, labelsize=8 if cell_width > 0.2 else 6.5)
     if len(named) == C:
@@ -192,7 +201,7 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     from matplotlib.ticker import MaxNLocator
 
     methods = ["alone", "fedavg", "fml"]
-    colour = colours([*methods, *curves])
+    colour = method_colours([*methods, *curves])
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08, wspace=0.04)
     figure = Figure((8.75, 3.75), dpi=DPI, layout=layout)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
@@ -220,18 +229,18 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     right.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     for axes in (left, right):
-        plain(axes)
+        percent_axis(axes)
     left.tick_params("x", labelrotation=0 if len(rows) <= 6 else 90)
     legend(figure, handles.values(), [LABELS.get(name, name) for name in handles])
     return figure
 
 
-def written(name: str) -> str:
+def short_name(name: str) -> str:
     """A name as pictures show it: short, and without what cannot be printed."""
     return printable(name.replace("\n", "\\n"), 40)
 
 
-def plain(axes: Axes, of: Literal["x", "y"] = "y") -> None:
+def percent_axis(axes: Axes, of: Literal["x", "y"] = "y") -> None:
     """Percentages along one axis, a faint grid across it, and nothing that says nothing."""
     getattr(axes, f"{of}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.grid(axis=of, color=FAINT, linewidth=0.7)
@@ -248,7 +257,7 @@ def legend(
     """Names above the picture, as they are written."""
     made = figure.legend(
         handles,
-        [written(name) for name in names],
+        [short_name(name) for name in names],
         loc="outside upper left",
         ncols=columns or len(names),
         frameon=False,
@@ -260,7 +269,7 @@ def legend(
         text.set_parse_math(False)
 
 
-def write(figure: Figure, path: Path) -> None:
+def _write_figure(figure: Figure, path: Path) -> None:
     """Write a PNG, SVG or PDF, as the name says; beside and renamed, so that nobody ever sees half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -43,7 +43,7 @@ class LabelCounts:
 
     def draw(self, path: PathLike, title: str) -> None:
         """Draw the picture of labels by client."""
-        figures.label_picture(self.train, self.clients, self.classes, local_path(path, "--out"), title)
+        figures.write_label_picture(self.train, self.clients, self.classes, local_path(path, "--out"), title)
 
 
 def counts_by_client(federation: Federation) -> LabelCounts:

@@ -11,6 +11,9 @@ from mutua.reports import console
 from mutua.studies.statistics import Spread
 from mutua.support.text import Rows, markup, printable
 
+MOST_CLIENTS = 40
+"""Tables of clients with something to say list so many of a run; run.json has all."""
+
 
 @dataclass(frozen=True)
 class Bytes:
@@ -20,21 +23,21 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Points:
+class PercentagePoints:
     """A difference of accuracies, in percentage points."""
 
     value: float | None
 
 
-Cell = str | int | Spread | Bytes | Points
+Cell = str | int | Spread | Bytes | PercentagePoints
 
 
-def told(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """A cell as people read it."""
     match cell:
         case Spread():
             return console.spread({"mean": cell.mean, "std": cell.sd})
-        case Points():
+        case PercentagePoints():
             return console.spread({"mean": cell.value, "std": None}, sign=True).replace("-", "−")
         case Bytes():
             return console.size(cell.value)
@@ -65,7 +68,7 @@ class Table:
         )
         rows = []
         for row in self.rows:
-            first, *rest = (markup(told(cell)) for cell in row)
+            first, *rest = (markup(cell_text(cell)) for cell in row)
             cells = "".join(f"<td{side}>{cell}</td>" for cell, side in zip(rest, sides[1:], strict=True))
             rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
         remarks = "".join(f"<p>{markup(remark)}</p>\n" for remark in self.remarks)
@@ -102,7 +105,7 @@ class Table:
 
     @staticmethod
     def _joined(cells: Sequence[Cell], written: Callable[[str], str], between: str = " & ") -> str:
-        return between.join(written(told(cell)) for cell in cells)
+        return between.join(written(cell_text(cell)) for cell in cells)
 
     def markdown(self) -> str:
         """A pipe table under its title."""
@@ -128,7 +131,10 @@ class Table:
                 if isinstance(cell, Spread):
                     cells += [cell.mean, cell.sd]
                 else:
-                    cells += [cell.value if isinstance(cell, Bytes | Points) else cell, *([""] if over else [])]
+                    cells += [
+                        cell.value if isinstance(cell, Bytes | PercentagePoints) else cell,
+                        *([""] if over else []),
+                    ]
             writer.writerow(cells)
         return text.getvalue()
 

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from mutua.errors import InputError
-from mutua.reports.page import html as as_html
-from mutua.reports.paper import pdf as as_pdf
-from mutua.reports.reading import read
-from mutua.reports.report import Report, compose
+from mutua.reports.document import Report
+from mutua.reports.html import html_page
+from mutua.reports.pdf import pdf_file
+from mutua.reports.report import compose
+from mutua.reports.study import read_study
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import reason
 from mutua.support.files import write as write_whole
 
 
-def write(
+def write_report(
     report: Report,
     html: PathLike | None = None,
     pdf: PathLike | None = None,
@@ -26,9 +27,9 @@ def write(
 ) -> Iterator[Path]:
     """Write what has a place to go to; what was written, file by file."""
     if html is not None:
-        yield _put("--html", html, as_html(report))
+        yield _put("--html", html, html_page(report))
     if pdf is not None:
-        yield _put("--pdf", pdf, as_pdf(report))
+        yield _put("--pdf", pdf, pdf_file(report))
     if tables is not None:
         for table in report.tables:
             folder = local_path(tables, "--tables")
@@ -61,7 +62,7 @@ def report(
         raise InputError(f"report: a {kind}; save it first: mutua.report(result.save('runs/first'))")
     if html is None and pdf is None and tables is None and figures is None:
         html = local_path(place, "RUN") / "report.html"
-    return list(write(compose(read(place), load_data, data_dir), html, pdf, tables, figures))
+    return list(write_report(compose(read_study(place), load_data, data_dir), html, pdf, tables, figures))
 
 
 def _put(option: str, path: PathLike, data: str | bytes) -> Path:

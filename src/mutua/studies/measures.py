@@ -279,6 +279,14 @@ def not_compared(label: str, run: ComparableRun, rival: ComparableRun) -> str:
     )
 
 
+def trained_longer(label: str) -> str:
+    """What to know where clients train on after the last round, and those alone did not."""
+    return (
+        f"{label}: trained on after the last round until validation says stop; alone did not; to be fair to "
+        "it, compare with independent:patience=10"
+    )
+
+
 def measure_text(text: object) -> object:
     """The text as it is; refused where it names no measure."""
     Measure.of(text)

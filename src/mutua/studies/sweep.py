@@ -25,6 +25,7 @@ from mutua.studies.measures import (
     alone_counterpart,
     alone_of_other_length,
     not_compared,
+    trained_longer,
     training_length,
 )
 from mutua.studies.summaries import (
@@ -164,11 +165,7 @@ class Sweep:
         finished = self.finished
         rivals = [(run, alone_counterpart(run, finished)) for run in finished if run.recipe.method.stops_early]
         longer = dict.fromkeys(run.cell.name for run, rival in rivals if rival is not None and rival.length)
-        return [
-            f"{name}: trained on after the last round until validation says stop; alone did not; to be fair to "
-            "it, compare with independent:patience=10"
-            for name in longer
-        ]
+        return [trained_longer(name) for name in longer]
 
     def check_recipes(self) -> None:
         """Refuse a folder that has runs of other recipes."""

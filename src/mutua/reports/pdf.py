@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mutua.reports.document import Code, Report
 from mutua.reports.figures import INK, STYLE, UNDATED, Picture
-from mutua.reports.report import Code, Report
-from mutua.reports.tables import Table, told
+from mutua.reports.tables import Table, cell_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ EM = 0.6
 """The width of a letter by the font's size, on average and a little more."""
 
 
-class Paper:
+class _Pages:
     """Pages that fill from the top; lengths are in inches."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Paper:
 
     def table(self, table: Table) -> None:
         """A table; long text and headings are broken, and what is still too wide is written smaller."""
-        cells = [[told(cell) for cell in row] for row in (table.heads, *table.rows)]
+        cells = [[cell_text(cell) for cell in row] for row in (table.heads, *table.rows)]
         size, gap = 8.0, 2
         longest = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for i in range(len(table.left), len(longest)):  # of numbers only the heading may be broken
@@ -118,12 +118,12 @@ class Paper:
         self.at += height
 
 
-def pdf(report: Report) -> bytes:
+def pdf_file(report: Report) -> bytes:
     """The report as a PDF file."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_pdf import PdfPages
 
-    paper = Paper()
+    paper = _Pages()
     paper.text(report.title, 15, weight="bold")
     for section in report.sections:
         first = section.blocks[0]

@@ -7,12 +7,12 @@ from statistics import fmean
 
 import numpy as np
 
-from mutua.reports.figures import Picture, confusion, slug
-from mutua.reports.reading import Run, Study
+from mutua.reports.figures import Picture, confusion_picture, slug
+from mutua.reports.study import Run, Study
 from mutua.reports.tables import Cell, Table
 from mutua.studies.statistics import Spread
 
-METRICS = {
+_METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced",
     "macro_f1": "macro F1",
@@ -20,32 +20,32 @@ METRICS = {
     "ece": "ECE",
 }
 """Metrics of the last evaluation, and how their columns are called."""
-REMARKS = (
+_REMARKS = (
     "after the last round, on the clients' own test data",
     "balanced: the mean over classes of the share that is recognised; rare classes count as much as others",
     "AUROC: of each class against the rest; 50 is chance; – where a client has test samples of one class only",
     "ECE: how far predicted probabilities are from the share that is right; 0 is best",
 )
-MOST_CLASSES = 40
+_MOST_CLASSES = 40
 """A larger matrix could not be read."""
 
 
-def metrics(study: Study) -> Iterator[Table]:
+def metric_tables(study: Study) -> Iterator[Table]:
     """By label the mean over clients; where there is one run, by client too."""
     if all(run.summary is None for run in study.runs):
         return
     rows: list[tuple[Cell, ...]] = []
     for label in study.labels:
         found = [_by_client(run) for run in study.of(label)]
-        rows.append((label, *(Spread.of([_mean(of[metric]) for of in found]) for metric in METRICS)))
-    heads = tuple(METRICS.values())
+        rows.append((label, *(Spread.of([_mean(of[metric]) for of in found]) for metric in _METRICS)))
+    heads = tuple(_METRICS.values())
     title = "Other metrics in %: mean over clients" + (", and over seeds" if len(study.seeds) > 1 else "")
-    yield Table("metrics", title, ("method",), heads, tuple(rows), REMARKS)
+    yield Table("metrics", title, ("method",), heads, tuple(rows), _REMARKS)
     if len(study.runs) == 1:
         [run] = study.runs
         [of] = found
         each: list[tuple[Cell, ...]] = [
-            (client, *(Spread.of([of[metric].get(client)]) for metric in METRICS)) for client in run.clients
+            (client, *(Spread.of([of[metric].get(client)]) for metric in _METRICS)) for client in run.clients
         ]
         yield Table("metrics-clients", "Metrics in % of each client", ("client",), heads, tuple(each))
 
@@ -53,7 +53,7 @@ def metrics(study: Study) -> Iterator[Table]:
 def _by_client(run: Run) -> dict[str, dict[str, float | None]]:
     """By metric and client, in one pass: a long history is read from its file."""
     last = run.summary["rounds"] if run.summary is not None else None
-    found: dict[str, dict[str, float | None]] = {metric: {} for metric in METRICS}
+    found: dict[str, dict[str, float | None]] = {metric: {} for metric in _METRICS}
     for row in run.history.select(round=last, model="predictor", split="test"):
         if row.metric in found:
             found[row.metric][row.client] = row.value
@@ -65,7 +65,7 @@ def _mean(values: dict[str, float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def confusions(study: Study, missing: list[str]) -> Iterator[Picture]:
+def confusion_pictures(study: Study, missing: list[str]) -> Iterator[Picture]:
     """Per label, all clients' test samples by true and predicted class, with the first seed."""
     for label in study.labels:
         run = study.of(label)[0]
@@ -73,7 +73,7 @@ def confusions(study: Study, missing: list[str]) -> Iterator[Picture]:
         classes = list(dict.fromkeys(name for names, _ in held.values() for name in names))
         if not held:
             continue
-        if len(classes) > MOST_CLASSES:
+        if len(classes) > _MOST_CLASSES:
             missing.append(f"confusion matrix of {label}: {len(classes)} classes are too many to draw")
             continue
         total = np.zeros((len(classes), len(classes)), int)
@@ -81,4 +81,4 @@ def confusions(study: Study, missing: list[str]) -> Iterator[Picture]:
             at = np.array([classes.index(name) for name in names])
             np.add.at(total, (at[cells[:, 0]], at[cells[:, 1]]), cells[:, 2])
         title = f"{label}: test samples of all clients by true and predicted class, seed {run.seed}"
-        yield confusion(f"confusion-{slug(label)}", title, total, classes)
+        yield confusion_picture(f"confusion-{slug(label)}", title, total, classes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from base64 import b64encode
 from itertools import groupby
 
-import mutua
+from mutua import __version__
+from mutua.reports.document import Block, Code, Report, Section
 from mutua.reports.figures import INK, Picture
-from mutua.reports.report import Code, Report, Section
 from mutua.reports.tables import Table
 from mutua.support.text import markup
 
@@ -58,7 +58,7 @@ footer {{ margin-top: 3rem; font-size: .85rem; color: #444; }}
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def html(report: Report) -> str:
+def html_page(report: Report) -> str:
     """The page."""
     sections = "".join(_section(number, section) for number, section in enumerate(report.sections, 1))
     return (
@@ -68,7 +68,7 @@ def html(report: Report) -> str:
         '<link rel="icon" href="data:,">\n'
         f"<title>{markup(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{markup(report.title)}</h1>\n{_contents(report)}{sections}"
-        f"<footer>Made by mutua {mutua.__version__} from the files of the runs alone.</footer>\n"
+        f"<footer>Made by mutua {__version__} from the files of the runs alone.</footer>\n"
         "</main>\n</body>\n</html>\n"
     )
 
@@ -92,7 +92,7 @@ def _section(number: int, section: Section) -> str:
     return f'<section aria-labelledby="{at}">\n{heading}{"".join(parts)}</section>\n'
 
 
-def _block(block: str | Table | Picture | Code) -> str:
+def _block(block: Block) -> str:
     match block:
         case Table():
             return block.html()

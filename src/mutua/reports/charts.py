@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mutua.reports import console
-from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, plain, written
+from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, percent_axis, short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,13 +49,13 @@ def _until(sent: Mapping[int, float], round: int) -> float:
     return max((total for at, total in sent.items() if at <= round), default=0.0)
 
 
-def curves(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
+def curve_picture(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
     """Accuracy over rounds, with a band of one standard deviation over seeds."""
     ends = ", ".join(f"{label} {console.percent(line.mean[-1])} %" for label, line in lines.items())
     return _lines(name, title, f"{title}, over rounds. At the end: {ends}.", lines, "round")
 
 
-def trade_off(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
+def trade_off_picture(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
     """Accuracy against the bytes that had left all clients by then."""
     ends = ", ".join(
         f"{label} {console.percent(line.mean[-1])} % for {console.size(line.x[-1])}"
@@ -100,7 +100,7 @@ def _draw_lines(lines: Mapping[str, Line], along: str, figure: FigureBase) -> No
     axes.minorticks_off()
     axes.set_xlabel(along, color=INK, fontsize=9)
     axes.set_ylabel("accuracy", color=INK, fontsize=9)
-    plain(axes)
+    percent_axis(axes)
     if along != "round":
         axes.xaxis.set_major_formatter(lambda value, _: console.size(value).replace(".0 ", " "))
     legend(figure, handles, list(lines), _columns(list(lines)))
@@ -115,7 +115,7 @@ class Bars:
     hatched: bool = False
 
 
-def clients(name: str, title: str, ids: list[str], bars: Mapping[str, Bars]) -> Picture:
+def client_picture(name: str, title: str, ids: list[str], bars: Mapping[str, Bars]) -> Picture:
     """Each client's accuracies, one below the other."""
     told = (
         f"{ids[k]}: " + ", ".join(f"{of} {console.percent(mine.values[k])}" for of, mine in bars.items())
@@ -138,16 +138,16 @@ def _draw_clients(ids: list[str], bars: Mapping[str, Bars], figure: FigureBase) 
         if len(ids) * len(bars) <= 60:
             axes.bar_label(made, [console.percent(v) for v in mine.values], padding=2, fontsize=7, color=INK)
     step = -(-len(ids) // 50)
-    axes.set_yticks(places[::step], [written(name) for name in ids[::step]], parse_math=False)
+    axes.set_yticks(places[::step], [short_name(name) for name in ids[::step]], parse_math=False)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    plain(axes, "x")
+    percent_axis(axes, "x")
     legend(figure, handles, list(bars), _columns(list(bars)))
 
 
 @dataclass(frozen=True)
-class Points:
+class ScatterPanel:
     """Samples in the plane, by class."""
 
     title: str
@@ -155,8 +155,8 @@ class Points:
     classes: np.ndarray
 
 
-def scatter(
-    name: str, title: str, panels: Sequence[Points], classes: Sequence[str], behind: np.ndarray | None = None
+def scatter_picture(
+    name: str, title: str, panels: Sequence[ScatterPanel], classes: Sequence[str], behind: np.ndarray | None = None
 ) -> Picture:
     """Samples as points, coloured by class; one panel beside the other."""
     columns = min(3 if len(panels) > 4 else 2, len(panels))
@@ -167,7 +167,7 @@ def scatter(
 
 
 def _draw_scatter(
-    panels: Sequence[Points],
+    panels: Sequence[ScatterPanel],
     classes: Sequence[str],
     behind: np.ndarray | None,
     shape: tuple[int, int],
@@ -184,7 +184,7 @@ def _draw_scatter(
             dots = axes.scatter(mine[:, 0], mine[:, 1], s=7, linewidths=0, alpha=0.8, rasterized=True, **style)
             if axes is grid[0]:
                 handles.append(dots)
-        axes.set_title(written(panel.title), loc="left", fontsize=9, color=INK, parse_math=False)
+        axes.set_title(short_name(panel.title), loc="left", fontsize=9, color=INK, parse_math=False)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color(FAINT)

@@ -19,7 +19,14 @@ from mutua.rounds.history import History
 from mutua.runs.guarantee import Guarantee
 from mutua.runs.listing import Overview, found
 from mutua.runs.newcomer import Told, read_joined
-from mutua.studies.measures import Measure, RunNumbers, alone_counterpart, alone_of_other_length, training_length
+from mutua.studies.measures import (
+    Measure,
+    RunNumbers,
+    alone_counterpart,
+    alone_of_other_length,
+    training_length,
+    uses_global_alone,
+)
 from mutua.studies.statistics import Spread
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
@@ -183,6 +190,12 @@ class Run:
         return table, list(counts), classes
 
     @property
+    def serves_global(self) -> bool:
+        """Whether its clients have no models of their own, as with FedAvg."""
+        alike = all(scores["predictor"] == scores["global"] for scores in self.clients.values())
+        return alike and uses_global_alone(self.path)
+
+    @property
     def made_in_python(self) -> bool:
         """Whether its data were objects, which no file holds."""
         return any(str(entry["data"]["name"]).startswith(PYTHON) for entry in self.section("clients") or [])
@@ -253,7 +266,7 @@ class Study:
 
 
 @contextmanager
-def believing(path: Path) -> Iterator[None]:
+def damage_as_input_error(path: Path) -> Iterator[None]:
     """Around all that takes files to be what mutua writes: where they are not, that is said in a line."""
     try:
         yield
@@ -262,10 +275,10 @@ def believing(path: Path) -> Iterator[None]:
         raise InputError(f"RUN: {path} cannot be read ({what}); it is damaged") from error
 
 
-def read(path: PathLike) -> Study:
+def read_study(path: PathLike) -> Study:
     """The run, or the runs of the comparison, in this folder."""
     path = local_path(path, "RUN")
-    with believing(path):
+    with damage_as_input_error(path):
         if not (path / "recipe.yaml").is_file():
             return _comparison(path)
         run = Run.of(Overview.of(path))
@@ -289,7 +302,7 @@ def _comparison(path: Path) -> Study:
     if not path.is_dir():
         raise InputError(f"RUN: {path} is not a folder; give the one that 'mutua run' or 'mutua compare' named")
     study = Study(path, ())
-    told = _told(path / COMPARISON)
+    told = _listed_runs(path / COMPARISON)
     if not told:
         study.missing.append(f"{COMPARISON} is not there: runs are named by their methods")
     order = {str(one["method"]): place for place, one in reversed(list(enumerate(told)))}
@@ -297,7 +310,7 @@ def _comparison(path: Path) -> Study:
     overviews, wrong = found(path)
     for overview in overviews:
         try:
-            with believing(overview.folder.path):
+            with damage_as_input_error(overview.folder.path):
                 run = Run.of(overview)
         except InputError as error:
             wrong.append(str(error))
@@ -305,17 +318,17 @@ def _comparison(path: Path) -> Study:
         if run.summary is None:
             study.missing.append(f"{run.path.name}: {_unfinished(overview)}; it is left out")
         else:
-            runs.append(_named(run, told))
+            runs.append(_relabelled(run, told))
     study.missing.extend(f"{why}; it is left out" for why in wrong)
     if not runs:
         raise InputError(
             f"RUN: {path} holds no finished run; give a folder that 'mutua run' or 'mutua compare' named"
         )
-    runs = _told_apart(runs, path)
+    runs = _with_unique_labels(runs, path)
     return replace(study, runs=tuple(sorted(runs, key=lambda run: order.get(run.label, len(told)))))
 
 
-def _told(file: Path) -> list[Mapping[str, Any]]:
+def _listed_runs(file: Path) -> list[Mapping[str, Any]]:
     """What a comparison says of its runs; nothing where there is none."""
     if not file.is_file():
         return []
@@ -328,7 +341,7 @@ def _told(file: Path) -> list[Mapping[str, Any]]:
         raise InputError(f"RUN: {file} {why}") from None
 
 
-def _told_apart(runs: Sequence[Run], path: Path) -> list[Run]:
+def _with_unique_labels(runs: Sequence[Run], path: Path) -> list[Run]:
     """Runs of one label that are not one recipe with different seeds go by their folders: CELL, else CELL-SEED."""
 
     def folder(run: Run) -> str:
@@ -345,10 +358,10 @@ def _told_apart(runs: Sequence[Run], path: Path) -> list[Run]:
 
 def _seeds_of_one(runs: Sequence[Run]) -> bool:
     recipes = [{**run.overview.recipe, "seed": 0} for run in runs]
-    return common(recipes) is not None and len({run.seed for run in runs}) == len(runs)
+    return common_value(recipes) is not None and len({run.seed for run in runs}) == len(runs)
 
 
-def _named(run: Run, told: Sequence[Mapping[str, Any]]) -> Run:
+def _relabelled(run: Run, told: Sequence[Mapping[str, Any]]) -> Run:
     """The run under the label that the comparison has for one with the same numbers."""
     own = {key: value for key, value in (run.summary or {}).items() if key != "method"}
     for one in told:
@@ -362,7 +375,7 @@ def _unfinished(overview: Overview) -> str:
     return f"{overview.state} {at} of {overview.rounds}"
 
 
-def common(values: Iterable[Any]) -> Any:
+def common_value(values: Iterable[Any]) -> Any:
     """The one value that all have, else None."""
     seen = list(values)
     return seen[0] if seen and all(value == seen[0] for value in seen) else None

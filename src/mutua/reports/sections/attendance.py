@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mutua.reports.reading import Study
-from mutua.reports.tables import Cell, Table
+from mutua.reports.study import Study
+from mutua.reports.tables import MOST_CLIENTS, Cell, Table
 from mutua.rounds.participation import WRONG
 
-MOST = 40
-"""So many clients of a run are listed; run.json has all."""
 
-
-def section(study: Study) -> Iterator[str | Table]:
+def attendance_blocks(study: Study) -> Iterator[str | Table]:
     """A row for each client that something went wrong with or that never trained; a sentence where none did."""
     rows: list[tuple[Cell, ...]] = []
     remarks = [
@@ -32,9 +29,11 @@ def section(study: Study) -> Iterator[str | Table]:
                 seed = (str(run.seed),) if len(study.seeds) > 1 else ()
                 name = str(client["id"])
                 mine.append((name, run.label, *seed, "; ".join(why), int(part["asked"]), int(part["answered"])))
-        rows += mine[:MOST]
-        if len(mine) > MOST:
-            remarks.append(f"{run.label}, seed {run.seed}: {len(mine) - MOST} more clients; run.json has all")
+        rows += mine[:MOST_CLIENTS]
+        if len(mine) > MOST_CLIENTS:
+            remarks.append(
+                f"{run.label}, seed {run.seed}: {len(mine) - MOST_CLIENTS} more clients; run.json has all"
+            )
     if rows:
         heads = (
             "client",

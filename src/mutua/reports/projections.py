@@ -15,9 +15,9 @@ from mutua.federation.federation import Federation
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
 from mutua.models.splice import head_of
+from mutua.reports.charts import MOST_POINTS, PANELS, ScatterPanel, scatter_picture
 from mutua.reports.figures import Picture
-from mutua.reports.pictures import MOST_POINTS, PANELS, Points, scatter
-from mutua.reports.reading import Run
+from mutua.reports.study import Run
 
 
 def pca(x: np.ndarray) -> np.ndarray:
@@ -55,12 +55,12 @@ def feature_picture(runs: Mapping[str, tuple[Run, Federation]]) -> Picture:
         model = run.overview.folder.client(client.id).predictor().model
         parts = [c.relabelled(first.classes).test for c in federation.clients]
         held = _some(together(parts), MOST_POINTS)
-        panels.append(Points(label, pca(features(model, held)), held.y.numpy()))
+        panels.append(ScatterPanel(label, pca(features(model, held)), held.y.numpy()))
     if not panels:
         raise InputError(f"no run has a model of {client.id}")
     whose = "domains'" if domains else "clients'"
     title = f"PCA of the features that {client.id}'s model makes of all {whose} test data"
-    return scatter("features", title, panels, first.classes)
+    return scatter_picture("features", title, panels, first.classes)
 
 
 def data_picture(name: str, title: str, federation: Federation) -> Picture:
@@ -72,12 +72,12 @@ def data_picture(name: str, title: str, federation: Federation) -> Picture:
     x = whole.preprocess(whole.x).flatten(1).numpy()
     at, y = project(x), whole.y.numpy()
     ends = np.cumsum([len(samples) for samples in held])
-    panels = [Points("all clients", at, y)]
+    panels = [ScatterPanel("all clients", at, y)]
     for client, end, samples in list(zip(clients, ends, held, strict=True))[:PANELS]:
         mine = slice(end - len(samples), end)
-        panels.append(Points(client.id, at[mine], y[mine]))
+        panels.append(ScatterPanel(client.id, at[mine], y[mine]))
     more = f"; the first {PANELS} clients" if len(clients) > PANELS else ""
-    return scatter(name, title + more, panels, federation.classes, behind=at)
+    return scatter_picture(name, title + more, panels, federation.classes, behind=at)
 
 
 def _umap() -> Any:

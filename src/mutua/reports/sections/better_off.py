@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from mutua.reports.reading import Run, Study
-from mutua.reports.tables import Cell, Points, Table
-from mutua.reports.words import listed
-from mutua.studies.measures import not_compared
+from mutua.reports.sections.what_was_run import enumerated
+from mutua.reports.study import Run, Study
+from mutua.reports.tables import MOST_CLIENTS, Cell, PercentagePoints, Table
+from mutua.studies.measures import not_compared, trained_longer
 from mutua.studies.statistics import Difference, Spread
 
-WORDS = {"holds": "better off", "does not hold": "worse off", "cannot tell": "cannot tell"}
-MOST = 40
-"""Of more clients only those that are worse off are listed: the others are in the table of clients."""
-ALONE = ("independent", "centralised")
+_WORDS = {"holds": "better off", "does not hold": "worse off", "cannot tell": "cannot tell"}
+_ALONE = ("independent", "centralised")
 """Methods without a federation that could be compared with training alone."""
 
 
@@ -30,10 +28,10 @@ class ClientVerdict(NamedTuple):
     @property
     def word(self) -> str:
         """Better off, worse off or cannot tell: by whether all of the interval is on one side of 0."""
-        return WORDS[self.difference.verdict]
+        return _WORDS[self.difference.verdict]
 
 
-def verdicts(study: Study, label: str) -> list[ClientVerdict]:
+def client_verdicts(study: Study, label: str) -> list[ClientVerdict]:
     """One verdict per client of this label; none where no run has the same clients alone."""
     pairs = [(run, rival) for run in study.of(label) if (rival := study.alone(run)) is not None]
     found = []
@@ -69,10 +67,10 @@ def _patience(run: Run) -> Any:
     return method.get("patience") if isinstance(method, Mapping) else None
 
 
-def section(study: Study) -> Iterator[str | Table]:
+def better_off_blocks(study: Study) -> Iterator[str | Table]:
     """The blocks of the report's first section: a sentence per label, then a row per client."""
-    labels = [label for label in study.labels if study.method(label) not in ALONE and study.clients(label)]
-    found = {label: verdicts(study, label) for label in labels}
+    labels = [label for label in study.labels if study.method(label) not in _ALONE and study.clients(label)]
+    found = {label: client_verdicts(study, label) for label in labels}
     otherwise = {label: pair for label in labels if (pair := study.alone_otherwise(label)) is not None}
     for label, (run, rival) in otherwise.items():
         yield f"{not_compared(label, run, rival)}."
@@ -86,11 +84,13 @@ def section(study: Study) -> Iterator[str | Table]:
     rows: list[tuple[Cell, ...]] = []
     for label, mine in found.items():
         counted = Counter(one.word for one in mine)
-        told = ", ".join(f"{counted[word]} {word}" for word in WORDS.values() if counted[word])
+        told = ", ".join(f"{counted[word]} {word}" for word in _WORDS.values() if counted[word])
         if mine or label not in otherwise:
             yield f"{label}: of {len(mine)} clients {told}." if mine else f"{label}: no run alone to compare with."
-        for one in mine if len(mine) <= MOST else [one for one in mine if one.word == "worse off"]:
-            points = (Points(value) for value in (one.difference.mean, one.difference.low, one.difference.high))
+        for one in mine if len(mine) <= MOST_CLIENTS else [one for one in mine if one.word == "worse off"]:
+            points = (
+                PercentagePoints(value) for value in (one.difference.mean, one.difference.low, one.difference.high)
+            )
             rows.append((one.client, label, one.word, one.joined, one.alone, *points))
     if rows:
         seeds = {one.difference.n for mine in found.values() for one in mine}
@@ -105,12 +105,11 @@ def section(study: Study) -> Iterator[str | Table]:
             remarks.append("two seeds make it very wide: with three or more it can tell smaller differences")
         longer = [label for label, mine in found.items() if mine and _trains_longer(study, label)]
         if longer:
+            remarks.append(trained_longer(enumerated(longer)))
+        if any(len(mine) > MOST_CLIENTS for mine in found.values()):
             remarks.append(
-                f"{listed(longer)}: trained on after the last round until validation says stop; alone did not; "
-                "to be fair to it, compare with independent:patience=10"
+                f"of methods with more than {MOST_CLIENTS} clients only those that are worse off are listed"
             )
-        if any(len(mine) > MOST for mine in found.values()):
-            remarks.append(f"of methods with more than {MOST} clients only those that are worse off are listed")
         heads = ("joined", "alone", "difference", "from", "to")
         title = "Each client in the federation and alone"
         yield Table("verdicts", title, ("client", "method", "is"), heads, tuple(rows), tuple(remarks))

@@ -1,0 +1,85 @@
+"""The accuracies of each method, their differences in the same seeds, and newcomers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from mutua.reports.study import Run, Study, common_value
+from mutua.reports.tables import Bytes, Cell, PercentagePoints, Table
+from mutua.studies.measures import ABOUT
+from mutua.studies.statistics import Difference, Spread, paired
+
+_MEASURES = {
+    "global": "global",
+    "predictor": "predictor",
+    "wdp": "wdp",
+    "cdp": "cdp",
+    "acc": "acc",
+    "worst": "worst",
+    "spread_clients": "spread",
+    "better_off": "better off",
+}
+"""The measures of the table of results, and the names of their columns."""
+
+
+def result_tables(study: Study) -> Iterator[Table]:
+    """One row per label, one column per measure."""
+    if all(run.summary is None for run in study.runs):
+        return
+
+    found = {
+        name: [study.over_seeds(label, partial(_measured, study, name)) for label in study.labels]
+        for name in _MEASURES
+    }
+    known = {name: column for name, column in found.items() if any(value.mean is not None for value in column)}
+    rows: list[tuple[Cell, ...]] = []
+    for i, label in enumerate(study.labels):
+        runs = study.of(label)
+        sent = sum(run.ledger.bytes("up") for run in runs) / len(runs)
+        rows.append((label, len(runs), *(column[i] for column in known.values()), Bytes(sent)))
+    remarks = [f"{_MEASURES[name]}: {ABOUT[name]}" for name in known]
+    remarks.append("sent: bytes that left all clients together")
+    title = "Accuracy in %" + (": mean ± standard deviation over seeds" if len(study.seeds) > 1 else "")
+    heads = ("seeds", *(_MEASURES[name] for name in known), "sent")
+    yield Table("accuracies", title, ("method",), heads, tuple(rows), tuple(remarks))
+
+
+def _measured(study: Study, name: str, run: Run) -> float | None:
+    return run.measure(name, study.alone(run))
+
+
+def difference_tables(study: Study) -> Iterator[Table]:
+    """Each label's numbers minus those of the first that it is drawn beside, in the seeds that both have."""
+    rows: list[tuple[Cell, ...]] = []
+    for first, label in ((members[0], label) for members in study.facets.values() for label in members[1:]):
+        for name in ("global", "predictor", "acc"):
+            mine, theirs = ({run.seed: run.measure(name) for run in study.of(of)} for of in (label, first))
+            found = Difference.of_pairs(*paired(mine, theirs)).within(1)
+            if found.low is not None:
+                tells = {"holds": "better", "does not hold": "worse"}.get(found.verdict, found.verdict)
+                points = (PercentagePoints(value) for value in (found.mean, found.low, found.high))
+                rows.append((label, first, name, tells, found.n, *points))
+    if rows:
+        title = "Differences in the same seeds, in percentage points, with 95 % intervals"
+        heads = ("seeds", "difference", "from", "to")
+        remark = "the interval is Student's t over seeds; better or worse: all of it is above or below 0"
+        yield Table("differences", title, ("method", "minus", "measure", "is"), heads, tuple(rows), (remark,))
+
+
+def newcomer_tables(study: Study) -> Iterator[Table]:
+    """One row per newcomer and label."""
+    rows: list[tuple[Cell, ...]] = []
+    for label in study.labels:
+        runs = study.of(label)
+        for name in dict.fromkeys(name for run in runs for name in run.newcomers):
+            joined = [run.newcomers[name] for run in runs if name in run.newcomers]
+            numbers = (
+                Spread.of([one.accuracy.get(of) for one in joined]) for of in ("global", "predictor", "alone")
+            )
+            rows.append((label, name, common_value(one.how for one in joined) or "–", *numbers))
+    if rows:
+        title = "Accuracy in % of newcomers on their own test data"
+        remark = "joined: by what they made of the global, as it is, fine-tuned or adapted by mutual learning"
+        heads = ("method", "newcomer", "how"), ("global", "joined", "alone")
+        yield Table("newcomers", title, *heads, tuple(rows), (remark,))
