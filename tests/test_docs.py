@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import keyword
 import logging
 import re
 import runpy
@@ -393,15 +395,91 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
             assert anchor in slugs, target
 
 
-def test_modules_named_in_the_architecture_exist() -> None:
+PACKAGE = ROOT / "src" / "mutua"
+SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
+def defined(nodes: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """What a module or a class defines, by name."""
+    found: dict[str, ast.stmt] = {}
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        found |= dict.fromkeys([getattr(node, "name", "")] if hasattr(node, "name") else names, node)
+    return found
+
+
+def is_defined(name: str, file: str) -> bool:
+    """Whether a module defines this name, or this attribute of a class."""
+    outer, _, inner = name.partition(".")
+    node = defined(SOURCES[file].body).get(outer)
+    return node is not None and (not inner or inner in defined(getattr(node, "body", [])))
+
+
+def words_of_the_code() -> set[str]:
+    """All identifiers of the sources, and words that are text in them; comments and docstrings do not count."""
+    found = {*keyword.kwlist} | {part for path in PACKAGE.rglob("*") for part in (path.name, path.stem)}
+    for node in (node for tree in SOURCES.values() for node in ast.walk(tree)):
+        spoken = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if spoken and re.fullmatch(r"[\w-]+", node.value):
+            found.add(node.value)
+        found |= {getattr(node, field) for field in ("id", "attr", "arg", "name") if hasattr(node, field)}
+    return found
+
+
+def test_all_that_the_architecture_names_exists() -> None:
+    """Files, packages, classes, functions, options: whatever is in backticks."""
+    text = re.sub(r"^```.*?^```$", "", read("docs/architecture.md"), flags=re.MULTILINE | re.DOTALL)
+    known = words_of_the_code()
+    missing = []
+    for code in re.findall(r"`([^`]+)`", text):
+        if re.fullmatch(r"[\w/-]+/|[\w/-]+\.(?:py|md|svg)", code):
+            homes = [PACKAGE, ROOT, *(PACKAGE / row for row in ("methods", "engines", "recipe"))]
+            missing += [] if any((home / code).exists() for home in homes) else [code]
+        else:
+            missing += [f"{word} in {code}" for word in re.findall(r"[A-Za-z_]\w*", code) if word not in known]
+    yet_to_come = {"watch/", "deploy/"}
+    assert set(missing) == yet_to_come
+    dotted = re.findall(r"`([A-Z]\w+\.\w+)`", text)
+    assert len(dotted) > 5
+    assert not [code for code in dotted if not any(is_defined(code, file) for file in SOURCES)]
+    placed = re.findall(r"`([\w.]+)`(?: and `([\w.]+)`)? (?:in|of) `([\w/]+\.py)`", text)
+    assert len(placed) > 3
+    assert not [(name, file) for *names, file in placed for name in names if name and not is_defined(name, file)]
+
+
+def test_newcomers_are_sent_to_the_right_files() -> None:
+    table = read("docs/architecture.md").partition("## Where is ...?")[2].partition("\n## ")[0]
+    answers = re.findall(r"^\| .*\? \| `(.*?)` \| (.*) \|$", table, re.MULTILINE)
+    assert len(answers) >= 20
+    wrong = [
+        (file, name)
+        for file, names in answers
+        for name in re.findall(r"`(.*?)`", names)
+        if not is_defined(name, file)
+    ]
+    assert not wrong
+
+
+def test_the_architecture_has_every_package_and_verb() -> None:
     text = read("docs/architecture.md")
     table = text.partition("| place |")[2].partition("\n\n")[0]
-    places = [place for row in rows(table) for place in re.findall(r"`(.*?)`", row[0])]
-    assert len(places) > 10
-    assert not [place for place in places if not (ROOT / "src" / "mutua" / place).exists()]
+    places = [row[0].strip("`/") for row in rows(table)]
+    assert sorted(places) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+    drawn = re.findall(r'font-weight="600" fill="#1a202c">(\w+)<', read("docs/images/packages.svg"))
+    assert drawn == places[::-1]  # the lowest is at the bottom of the picture and at the top of the table
     verbs = {row[0].strip("`").partition("(")[0] for row in rows(text) if row[0].endswith(")`")}
     assert verbs == {name for name in vars(base.Method) if callable(getattr(base.Method, name))} & verbs
     assert {"open", "start", "brief", "train", "check", "merge", "finish", "personalise", "predictor"} <= verbs
+
+
+def test_the_drawing_of_a_round_names_what_exists() -> None:
+    text = read("docs/images/round.svg")
+    steps = re.findall(r'fill="#1a202c">(\w+)<', text)
+    assert steps == sorted(set(steps), key=steps.index) and len(steps) > 10
+    named = {name for tree in SOURCES.values() for node in ast.walk(tree) if (name := getattr(node, "name", None))}
+    assert not set(steps) - named
+    assert not [path for path in re.findall(r">(\w+/\w+\.py)<", text) if path not in SOURCES]
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
