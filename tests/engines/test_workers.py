@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,8 @@ import mutua
 from mutua import Federation, InputError, Result, RunError
 from mutua.data.samples import together
 from mutua.engines.local import LocalEngine
-from mutua.engines.workers import Task, Workers, _Turn
+from mutua.engines.scheduling import WorkItem
+from mutua.engines.workers import Workers
 from mutua.errors import Fault, MachineFault
 from mutua.learning import evaluation
 from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independent, Method, MixtureOfExperts
@@ -150,17 +150,17 @@ class Done:
         self.found: dict[str, Any] = {}
         self.spans: list[Span] = []
 
-    def __call__(self, task: Task, found: Any, span: Span) -> None:
-        self.found[task.client] = found
+    def __call__(self, item: WorkItem, found: Any, span: Span) -> None:
+        self.found[item.client] = found
         self.spans.append(span)
 
 
-def double(task: Task) -> Any:
-    return 2 * task.given[0]
+def double(item: WorkItem) -> Any:
+    return 2 * item.given[0]
 
 
-def tasks(number: int) -> list[Task]:
-    return [Task("double", str(i), (torch.full((1000,), float(i)),)) for i in range(number)]
+def items(number: int) -> list[WorkItem]:
+    return [WorkItem("double", str(i), (torch.full((1000,), float(i)),)) for i in range(number)]
 
 
 def test_results_come_to_their_own_tasks_again_and_again() -> None:
@@ -168,17 +168,17 @@ def test_results_come_to_their_own_tasks_again_and_again() -> None:
     assert len(workers.processes) == 3
     for _ in range(3):
         done = Done()
-        workers.do(tasks(10), done)
+        workers.do(items(10), done)
         assert {k: float(v[0]) for k, v in done.found.items()} == {str(i): 2.0 * i for i in range(10)}
         assert {span.process for span in done.spans} <= {1, 2, 3}
     workers.close()
     assert all(process.exitcode is not None for process in workers.processes)
 
 
-def meeting(task: Task) -> int:
+def meeting(item: WorkItem) -> int:
     """Wait until as many are in as the task says; how many came."""
-    folder, wanted = task.given
-    (folder / task.client).touch()
+    folder, wanted = item.given
+    (folder / item.client).touch()
     deadline = time.monotonic() + 20
     while len(list(folder.iterdir())) < wanted:
         assert time.monotonic() < deadline
@@ -191,46 +191,11 @@ def test_the_last_three_of_five_on_two_cores_run_at_once(tmp_path: Path) -> None
     workers, done = Workers(meeting, 2, 5), Done()
     (tmp_path / "early").mkdir()
     (tmp_path / "late").mkdir()
-    early = [Task("meet", f"e{i}", (tmp_path / "early", 2)) for i in range(2)]
-    late = [Task("meet", f"l{i}", (tmp_path / "late", 3)) for i in range(3)]
+    early = [WorkItem("meet", f"e{i}", (tmp_path / "early", 2)) for i in range(2)]
+    late = [WorkItem("meet", f"l{i}", (tmp_path / "late", 3)) for i in range(3)]
     workers.do([*early, *late], done)
     assert sorted(done.found) == ["e0", "e1", "l0", "l1", "l2"]
     workers.close()
-
-
-def test_turns_go_to_those_with_most_left_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three equal tasks on two cores, by our own clock: nobody idles or shares, all end after one and a half."""
-    now, paused = 0.0, set()
-    core: dict[int, set[int]] = {}
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    monkeypatch.setattr(
-        os, "kill", lambda pid, number: (paused.add if number == signal.SIGSTOP else paused.remove)(pid)
-    )
-    monkeypatch.setattr(os, "sched_setaffinity", core.__setitem__)
-    workers = object.__new__(Workers)
-    workers.number = 2
-    workers._free, workers._settled = [4, 7], {}
-    workers.processes = [SimpleNamespace(pid=i, exitcode=None) for i in range(3)]  # type: ignore[misc]
-    turns = {i: _Turn(Task("x", str(i), (), 1.0), i, 0.0) for i in range(3)}
-    left, ended = dict.fromkeys(range(3), 1.0), {}
-    while turns:
-        longest = workers._take_turns(list(turns.values()))
-        running = [i for i in turns if i not in paused]
-        assert len(running) == min(2, len(turns))
-        if len(running) == 2:
-            assert sorted(map(sorted, (core[i] for i in running))) == [[4], [7]]
-        else:
-            assert core[running[0]] == os.sched_getaffinity(0)
-        step = min([left[i] for i in running] + ([longest] if longest else []))
-        now += step
-        for i in running:
-            left[i] -= step
-            if left[i] < 1e-9:
-                ended[i] = now
-                workers._unsettle(i)
-                del turns[i]
-    assert max(ended.values()) == pytest.approx(1.5)
-    assert not paused
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
@@ -248,7 +213,7 @@ def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int, monkeyp
         pytest.skip("a single core")
     together = multiprocessing.get_context("fork").Barrier(at_once)
 
-    def allowed(task: Task) -> set[int]:
+    def allowed(item: WorkItem) -> set[int]:
         together.wait(20)
         found = os.sched_getaffinity(0)
         together.wait(20)  # whoever is left alone may be anywhere
@@ -256,7 +221,7 @@ def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int, monkeyp
 
     workers, done = Workers(allowed, number, at_once), Done()
     for _ in range(3):
-        workers.do(tasks(at_once), done)
+        workers.do(items(at_once), done)
         found = sorted(map(sorted, done.found.values()))
         assert found == (sorted([core] for core in cores) if more == 0 else [sorted(cores)] * at_once)
         assert all(os.sched_getaffinity(process.pid or 0) == cores for process in workers.processes)
@@ -267,7 +232,7 @@ def test_each_core_has_one_worker_where_all_cores_are_at_work(more: int, monkeyp
 def test_who_takes_a_dead_workers_place_takes_its_core() -> None:
     cores = os.sched_getaffinity(0)
 
-    def settled(task: Task) -> set[int]:
+    def settled(item: WorkItem) -> set[int]:
         deadline = time.monotonic() + 20
         while len(os.sched_getaffinity(0)) > 1:
             assert time.monotonic() < deadline
@@ -275,11 +240,11 @@ def test_who_takes_a_dead_workers_place_takes_its_core() -> None:
         return os.sched_getaffinity(0)
 
     together = multiprocessing.get_context("fork").Barrier(len(cores))
-    workers, done = Workers(lambda task: (settled(task), together.wait(20))[0], len(cores), len(cores)), Done()
+    workers, done = Workers(lambda item: (settled(item), together.wait(20))[0], len(cores), len(cores)), Done()
     for process in workers.processes:
         process.kill()
         process.join()
-    workers.do(tasks(len(cores)), done)
+    workers.do(items(len(cores)), done)
     assert sorted(map(sorted, done.found.values())) == sorted([core] for core in cores)
     workers.close()
 
@@ -298,29 +263,29 @@ def test_a_paused_worker_dies_with_the_process_that_forked_it() -> None:
 
 
 def test_no_more_than_the_number_run_at_once_before_the_tail(tmp_path: Path) -> None:
-    workers, done = Workers(lambda task: len(list(tmp_path.iterdir())), 2, 50), Done()
-    workers.do([Task("look", str(i), ()) for i in range(50)], done)
+    workers, done = Workers(lambda item: len(list(tmp_path.iterdir())), 2, 50), Done()
+    workers.do([WorkItem("look", str(i), ()) for i in range(50)], done)
     by_start = sorted(done.spans, key=lambda span: span.began)[:40]
     for span in by_start:
         assert sum(other.began < span.began < other.ended for other in by_start) <= 2
     workers.close()
 
 
-def broken(task: Task) -> Any:
-    if task.client == "2":
+def broken(item: WorkItem) -> Any:
+    if item.client == "2":
         raise RunError("client 2: its data is bad")
-    if task.client == "3":
+    if item.client == "3":
         os.kill(os.getpid(), signal.SIGKILL)
-    if task.client == "4":
+    if item.client == "4":
 
         class Odd(Exception):
             def __init__(self, one: int, two: int) -> None:
                 super().__init__("odd")
 
         raise Odd(1, 2)
-    if task.client == "5":
+    if item.client == "5":
         return 1 // 0
-    return task.client
+    return item.client
 
 
 @pytest.mark.parametrize(
@@ -334,7 +299,7 @@ def broken(task: Task) -> Any:
 def test_a_failing_task_is_raised_here_and_what_had_begun_is_done(bad: str, error: Any, says: str) -> None:
     workers, done = Workers(broken, 2, 3), Done()
     with pytest.raises(error, match=says) as raised:
-        workers.do([Task("go", "1", ()), Task("go", bad, ())], done)
+        workers.do([WorkItem("go", "1", ()), WorkItem("go", bad, ())], done)
     assert done.found == {"1": "1"}
     if bad == "5":
         assert "in broken" in "".join(raised.value.__notes__)  # where in the worker it was
@@ -346,7 +311,7 @@ def test_a_worker_that_dies_again_and_again_is_a_fault_of_its_task_and_is_replac
     why = "its worker process ended by signal 9 (was memory short? use fewer workers)"
     for _ in range(2):
         done = Done()
-        workers.do([Task("go", "1", ()), Task("go", "3", ()), Task("go", "6", ())], done)
+        workers.do([WorkItem("go", "1", ()), WorkItem("go", "3", ()), WorkItem("go", "6", ())], done)
         fault = done.found.pop("3")
         assert done.found == {"1": "1", "6": "6"}
         assert isinstance(fault, MachineFault)
@@ -356,36 +321,36 @@ def test_a_worker_that_dies_again_and_again_is_a_fault_of_its_task_and_is_replac
     os.kill(workers.processes[0].pid or 0, signal.SIGKILL)  # while it has nothing to do: nobody's fault
     workers.processes[0].join()
     done = Done()
-    workers.do([Task("go", str(i), ()) for i in (1, 6, 7)], done)
+    workers.do([WorkItem("go", str(i), ()) for i in (1, 6, 7)], done)
     assert done.found == {"1": "1", "6": "6", "7": "7"}
     pids = [process.pid for process in workers.processes]
     workers.close()
     assert len(pids) == 3 and not any(_alive(pid or 0) for pid in pids)
 
 
-def once(task: Task) -> Any:
+def once(item: WorkItem) -> Any:
     """Dies, or runs out of memory, the first time; then says who was at work beside it."""
-    mark = Path(task.given[0]) / task.client
-    (Path(task.given[0]) / "at work" / task.client).touch()
-    beside = sorted(path.name for path in (Path(task.given[0]) / "at work").iterdir())
+    mark = Path(item.given[0]) / item.client
+    (Path(item.given[0]) / "at work" / item.client).touch()
+    beside = sorted(path.name for path in (Path(item.given[0]) / "at work").iterdir())
     if not mark.exists():
         mark.touch()
-        if task.client in ("2", "4"):
-            (Path(task.given[0]) / "at work" / task.client).unlink()
+        if item.client in ("2", "4"):
+            (Path(item.given[0]) / "at work" / item.client).unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        if task.client == "3":
-            (Path(task.given[0]) / "at work" / task.client).unlink()
+        if item.client == "3":
+            (Path(item.given[0]) / "at work" / item.client).unlink()
             raise MachineFault("client 3", "there was no memory left")
         beside = []
         time.sleep(0.05)
-    (Path(task.given[0]) / "at work" / task.client).unlink()
+    (Path(item.given[0]) / "at work" / item.client).unlink()
     return beside
 
 
 def test_what_the_machine_failed_in_is_done_again_alone(tmp_path: Path) -> None:
     (tmp_path / "at work").mkdir()
     workers, done = Workers(once, 2, 3), Done()
-    workers.do([Task("go", str(i), (str(tmp_path),)) for i in range(6)], done)
+    workers.do([WorkItem("go", str(i), (str(tmp_path),)) for i in range(6)], done)
     workers.close()
     assert done.found == {"0": [], "1": [], "2": ["2"], "3": ["3"], "4": ["4"], "5": []}
     assert sorted(client for client, _ in workers.mishaps) == ["2", "3", "4"]
@@ -404,7 +369,7 @@ def test_a_process_that_the_system_refuses_is_asked_for_again(monkeypatch: pytes
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setattr(os, "fork", seldom)
     workers, done = Workers(broken, 2, 3), Done()
-    workers.do([Task("go", "1", ()), Task("go", "3", ()), Task("go", "6", ())], done)
+    workers.do([WorkItem("go", "1", ()), WorkItem("go", "3", ()), WorkItem("go", "6", ())], done)
     workers.close()
     assert {client for client, found in done.found.items() if isinstance(found, Fault)} == {"3"}
 
@@ -416,49 +381,41 @@ def test_a_process_that_the_system_refuses_is_asked_for_again(monkeypatch: pytes
         Workers(broken, 2, 3)
 
 
-def hang(task: Task) -> Any:
-    while task.client == "hangs":
+def hang(item: WorkItem) -> Any:
+    while item.client == "hangs":
         signal.pause()
-    return 2 * task.given[0]
+    return 2 * item.given[0]
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_what_takes_longer_than_its_deadline_is_ended_and_the_rest_is_done(number: int) -> None:
     workers, done = Workers(hang, number, 5), Done()
-    some = [Task("go", str(i), (torch.full((1000,), float(i)),), deadline=60) for i in range(4)]
-    workers.do([Task("go", "hangs", (), deadline=0.3), *some], done)
+    some = [WorkItem("go", str(i), (torch.full((1000,), float(i)),), deadline=60) for i in range(4)]
+    workers.do([WorkItem("go", "hangs", (), deadline=0.3), *some], done)
     fault = done.found.pop("hangs")
     assert isinstance(fault, Fault) and fault.reason == "it took longer than the deadline of 0.3 s"
     assert {k: float(v[0]) for k, v in done.found.items()} == {str(i): 2.0 * i for i in range(4)}
     again = Done()
-    workers.do(tasks(5), again)
+    workers.do(items(5), again)
     assert {k: float(v[0]) for k, v in again.found.items()} == {str(i): 2.0 * i for i in range(5)}
     workers.close()
 
 
-def test_time_in_which_a_task_is_paused_does_not_count() -> None:
-    busy = _Turn(Task("go", "a", (), deadline=0.2), 0, None, ran=0.15)
-    assert busy.left == float("inf")
-    busy.since = time.perf_counter()
-    assert 0 < busy.left <= 0.05
-    assert _Turn(Task("go", "a", ()), 0, busy.since).left == float("inf")
-
-
-def written(task: Task) -> Any:
+def written(item: WorkItem) -> Any:
     """The task's own array again, unless the worker is to die."""
-    if task.given[1]:
+    if item.given[1]:
         os.kill(os.getpid(), signal.SIGKILL)
-    return task.given[0] + 0
+    return item.given[0] + 0
 
 
 def test_what_dead_workers_gave_stays_and_their_memory_is_used_again() -> None:
     """Results that are held are never written over; those that are dropped make room for others, deaths or not."""
     workers = Workers(written, 1, 1)
-    workers.do([Task("write", str(k), (torch.zeros(50_000) + k, False)) for k in range(3)], Done())
+    workers.do([WorkItem("write", str(k), (torch.zeros(50_000) + k, False)) for k in range(3)], Done())
     held: dict[int, torch.Tensor] = {}
     for i in range(60):
         done = Done()
-        workers.do([Task("write", "a", (torch.full((50_000,), float(i)), i % 3 == 2))], done)
+        workers.do([WorkItem("write", "a", (torch.full((50_000,), float(i)), i % 3 == 2))], done)
         if i % 3 != 2:
             held[i] = done.found["a"]
         del done
@@ -480,7 +437,7 @@ def test_an_answer_outlives_a_worker_that_dies_before_it_is_read(monkeypatch: py
         send(self, worker, parcel)
 
     monkeypatch.setattr(Workers, "_send", dies_first)
-    workers.do([Task("write", str(k), (torch.full((50_000,), float(k)), False)) for k in range(3)], done)
+    workers.do([WorkItem("write", str(k), (torch.full((50_000,), float(k)), False)) for k in range(3)], done)
     assert all(bool((array == float(k)).all()) for k, array in done.found.items()) and len(done.found) == 3
     workers.close()
 
@@ -519,16 +476,17 @@ def test_a_signal_to_the_whole_group_ends_no_worker(tmp_path: Path) -> None:
     """As `timeout` and batch systems send it: what has begun is finished, then the forking process stops."""
     code = (
         "import os, signal, time\n"
-        "from mutua.engines.workers import Task, Workers\n"
+        "from mutua.engines.scheduling import WorkItem\n"
+        "from mutua.engines.workers import Workers\n"
         "from mutua.support.signals import deferred, handled\n"
-        "def slow(task):\n"
-        "    if task.client == '0': os.killpg(0, signal.SIGTERM)\n"
+        "def slow(item):\n"
+        "    if item.client == '0': os.killpg(0, signal.SIGTERM)\n"
         "    time.sleep(0.3)\n"
         "done = []\n"
         "workers = Workers(slow, 2, 3)\n"
         "try:\n"
         "    with handled(), deferred():\n"
-        "        workers.do([Task('x', i, ()) for i in '01'], lambda task, *_: done.append(task.client))\n"
+        "        workers.do([WorkItem('x', i, ()) for i in '01'], lambda item, *_: done.append(item.client))\n"
         "except KeyboardInterrupt as asked:\n"
         "    print(asked, sorted(done))\n"
     )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mutua.engines.protocol import Evaluation
+from mutua.engines.scheduling import WorkItem, given_up
 from mutua.engines.work import (
     Assessment,
     Briefs,
@@ -26,7 +27,7 @@ from mutua.engines.work import (
     perform,
     work,
 )
-from mutua.engines.workers import Task, Workers, given_up
+from mutua.engines.workers import Workers
 from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, RunError, short_of_memory
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
@@ -97,7 +98,7 @@ class LocalEngine:
         seen = test is not None and self._seen_by_clients(briefs, shared)
         found: dict[tuple[str, str], Any] = {}
 
-        def take(task: Task, result: Any) -> None:
+        def take(task: WorkItem, result: Any) -> None:
             found[task.what, task.client] = result
 
         self._all(self._tasks("assess", given) + ([] if seen else scores), take)
@@ -146,17 +147,18 @@ class LocalEngine:
 
         return work(self.stores, round, briefs, performer)
 
-    def _tasks(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[Task]:
+    def _tasks(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[WorkItem]:
         """One task per client, which is likely to cost what it cost last time, or what others like it did."""
         alike = [seconds for (kind, _), seconds in self._seconds.items() if kind == what]
         usual = fmean(alike) if alike else 0.0
         deadline = None if what == "score" else self.job.plan.deadline
-        return [Task(what, k, args, self._seconds.get((what, k), usual), deadline) for k, args in given.items()]
+        costs = {client: self._seconds.get((what, client), usual) for client in given}
+        return [WorkItem(what, client, args, costs[client], deadline) for client, args in given.items()]
 
-    def _all(self, tasks: list[Task], take: Callable[[Task, Any], None]) -> None:
+    def _all(self, tasks: list[WorkItem], take: Callable[[WorkItem, Any], None]) -> None:
         """Do the tasks and `take` what comes of each as it is done; the longest begin first."""
 
-        def done(task: Task, found: Any, span: Span) -> None:
+        def done(task: WorkItem, found: Any, span: Span) -> None:
             if not isinstance(found, Fault):
                 self._seconds[task.what, task.client] = span.cpu
             note(span)
@@ -178,7 +180,7 @@ class LocalEngine:
         told, self._mishaps[:] = list(self._mishaps), []
         return told
 
-    def _again_and_again(self, task: Task) -> Any:
+    def _again_and_again(self, task: WorkItem) -> Any:
         """A task in this process; what the machine fails in is done again."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
@@ -188,7 +190,7 @@ class LocalEngine:
                     return given_up(fault)
                 self._mishaps.append((task.client, fault.reason))
 
-    def _do(self, task: Task) -> Any:
+    def _do(self, task: WorkItem) -> Any:
         """A task, in whichever process. A fault of the machine's is raised: to try again is for who asked."""
         if task.what == "score":
             try:
