@@ -14,6 +14,7 @@ from mutua.reports.console import ProgressBar, percent, size
 from mutua.rounds import progress
 from mutua.rounds.history import History
 from mutua.rounds.loop import Finished, Rejected, RoundEnded, Started
+from mutua.studies.comparison_tables import accuracy_table, comparison_tables, differences_table
 
 Runs = Callable[..., tuple[Path, Any]]
 
@@ -155,7 +156,7 @@ def test_a_comparison(printed: Callable[[], str]) -> None:
         long: row(0.692, 0.693, -0.069, -0.278),
         "alone": row(None, 0.9, None, -0.071),
     }
-    console.show_comparison(summary, "best", ["a note"])
+    console.show_sheets(accuracy_table(summary, "best", ["a note"]))
     text = printed()
     lines = [line.split() for line in text.splitlines()]
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
@@ -169,7 +170,11 @@ def test_a_comparison(printed: Callable[[], str]) -> None:
 
 def test_a_comparison_of_one_seed_over_domains(printed: Callable[[], str]) -> None:
     cells = {key: spread(0.5, None) for key in ("global", "predictor", "wdp", "cdp", "acc")}
-    console.show_comparison({"fml": {"minus": "fml", "accuracy": cells, "difference": cells, "bytes": {"up": 0}}})
+    console.show_sheets(
+        accuracy_table(
+            {"fml": {"minus": "fml", "accuracy": cells, "difference": cells, "bytes": {"up": 0}}}, "last"
+        )
+    )
     lines = [line.split() for line in printed().splitlines()]
     assert ["method", "global", "predictor", "acc", "sent"] in lines
     assert ["fml", "50.0", "50.0", "50.0", "0", "B"] in lines
@@ -180,6 +185,7 @@ def test_differences_are_told_with_what_they_are_to(printed: Callable[[], str]) 
         found = {"predictor": spread(mean) | {"low": low, "high": high}}
         return {"minus": minus, "accuracy": {"predictor": spread(0.5)}, "difference": found, "bytes": {"up": 0}}
 
+    over = dict.fromkeys(("worst", "spread_clients", "better_off"), spread(0.5))
     summary = {
         "x, easy": row("x, easy", 0, 0, 0),
         "x, hard": row("x, hard", 0, 0, 0),
@@ -188,7 +194,7 @@ def test_differences_are_told_with_what_they_are_to(printed: Callable[[], str]) 
         "z, hard": row("x, hard", 0.01, -0.02, 0.04),
         "z, easy": row("x, easy", 0.01, None, None),  # of one seed
     }
-    console.show_comparison(summary)
+    console.show_sheets(accuracy_table(summary, "last"))
     first = printed()
     assert [line.split()[1:4] for line in first.splitlines() if line.startswith("  minus")] == [
         ["x,", "easy", "+3.0"],
@@ -196,15 +202,15 @@ def test_differences_are_told_with_what_they_are_to(printed: Callable[[], str]) 
         ["x,", "hard", "+1.0"],
         ["x,", "easy", "+1.0"],
     ]
-    console.show_differences(summary)
+    console.show_sheets(differences_table(summary))
     told = printed().removeprefix(first)
     assert [" ".join(line.split()) for line in told.splitlines() if "predictor" in line] == [
         "y, easy x, easy predictor +3.0 +1.0 to +5.0 better",
         "y, hard x, hard predictor -3.0 -5.0 to -1.0 worse",
         "z, hard x, hard predictor +1.0 -2.0 to +4.0 cannot tell",
     ]
-    console.show_differences({"x, easy": summary["x, easy"], "z, easy": summary["z, easy"]})
-    assert printed() == first + told  # a table without rows is none
+    one_seed = {label: {**summary[label], "clients": over} for label in ("x, easy", "z, easy")}
+    assert [table.title[:12] for table in comparison_tables(one_seed, "last")] == ["accuracy (%)", "over clients"]
 
 
 # Progress

@@ -219,8 +219,32 @@ def test_a_comparison_prints_as_a_table(compared: mutua.Comparison) -> None:
     lines = str(compared).splitlines()
     assert lines[0].startswith("accuracy (%) after the last round: mean ± standard deviation over 2 seeds")
     assert [line.split()[0] for line in lines[2:7]] == ["fml", "fedavg", "minus", "independent", "minus"]
-    assert any(line.startswith("fedavg minus fml, predictor: ") and "95 % interval" in line for line in lines)
-    assert compared._repr_html_().count("<tr>") == 6
+    assert "over clients: predictors' accuracy (%) on own test data" in lines
+    [verdict] = [line.split() for line in lines if line.split()[:3] == ["fedavg", "fml", "predictor"]]
+    found = compared.difference("fedavg")
+    interval = [f"{100 * found['low']:+.1f}", "to", f"{100 * found['high']:+.1f}"]
+    assert verdict[3:7] == [f"{100 * found['mean']:+.1f}", *interval]
+    assert verdict[7:] in (["better"], ["worse"], ["cannot", "tell"])
+    assert compared._repr_html_().count("<tr>") == 6 + 4 + 4  # the differences of two predictors and a global
+
+
+def test_a_comparison_makes_the_same_remarks_as_the_command_line(command: Callable[..., Any]) -> None:
+    methods = "fml,finetuned,independent"
+    settings = "client_fraction=0.5", "partition.clients=3"
+    recipe = Recipe.load("tiny.yaml", settings)
+    told = str(mutua.compare(methods, recipe, seeds=[0, 1], progress=False, workers=1))
+    sets = [word for setting in settings for word in ("--set", setting)]
+    printed = command("compare", "tiny.yaml", "--methods", methods, "--seeds", "0,1", *sets).out
+
+    def remarks(text: str) -> list[str]:
+        return [line for line in text.splitlines() if " never trained: " in line or "alone did not" in line]
+
+    assert remarks(told) == remarks(printed)
+    who = [line.partition(":")[0] for line in remarks(told)]
+    assert who == ["finetuned", "fml, seed 0", "fml, seed 1"]
+    cells = [line.split() for line in told.splitlines()], [line.split() for line in printed.splitlines()]
+    for name in ("fml", "finetuned", "independent", "minus"):  # and the same numbers
+        assert [row for row in cells[0] if row[:1] == [name]] == [row for row in cells[1] if row[:1] == [name]]
 
 
 def test_each_run_of_a_comparison_is_an_ordinary_run(compared: mutua.Comparison) -> None:

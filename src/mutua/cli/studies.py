@@ -57,9 +57,10 @@ def compare_command(
     from mutua.runs.folder import dated
     from mutua.runs.guarantee import Guarantee
     from mutua.runs.result import reported
+    from mutua.studies.comparison_tables import comparison_remarks, comparison_tables
     from mutua.studies.contenders import compared_cells, read_seeds
     from mutua.studies.measures import uses_global_alone
-    from mutua.studies.summaries import never_trained, summarise
+    from mutua.studies.summaries import summarise
     from mutua.studies.sweep import Sweep
     from mutua.studies.sweep_runner import run_sweep
     from mutua.support.processes import cores
@@ -85,10 +86,8 @@ def compare_command(
         notes += [f"{name}: {told}" for name, run in done.items() if (told := console.options(run.recipe.method))]
         for label, run in {label: run for label, run in runs if run["privacy"] is not None}.items():
             notes.append(f"{label}, seed {run['seed']}: differential privacy {Guarantee.of(run['privacy'])}")
-        notes += [*sweep.not_compared(), *sweep.unfair(), *never_trained(runs)]
-        console.show_comparison(summary, cells[0][1].selection, notes)
-        console.show_clients(summary)
-        console.show_differences(summary)
+        notes += comparison_remarks(sweep.finished, runs)
+        console.show_sheets(*comparison_tables(summary, cells[0][1].selection, notes))
     if not outcome.interrupted:
         console.say(saved_text(sweep.place), console.err if as_json else console.out)
     if outcome.stopped:

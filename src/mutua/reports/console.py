@@ -14,16 +14,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from mutua.errors import line
-from mutua.federation.plan import SELECTIONS, Selection
+from mutua.federation.plan import SELECTIONS
 from mutua.methods import base
 from mutua.rounds.progress import Hashing as Hashing
 from mutua.rounds.progress import ProgressBar as ProgressBar
 from mutua.rounds.progress import bars as bars
 from mutua.rounds.progress import err as err
 from mutua.runs.result import Result
-from mutua.studies.measures import ABOUT
 from mutua.support.profiling import Profile
-from mutua.support.text import of_width, printable
+from mutua.support.text import Sheet, of_width, printable
 from mutua.support.text import percent as percent
 from mutua.support.text import size as size
 from mutua.support.text import spread as spread
@@ -65,6 +64,18 @@ def show_table(title: str, table: Table, *remarks: str) -> None:
     say("")
     for remark in remarks:
         say(remark)
+
+
+def show_sheets(*sheets: Sheet) -> None:
+    """Print tables that were built as data; indented rows belong to the row above them, and are dim."""
+    for k, sheet in enumerate(sheets):
+        drawn = table(sheet.heads[: sheet.left], sheet.heads[sheet.left :])
+        for row in sheet.body:
+            drawn.add_row(*row, style="dim" if row[0].startswith("  ") else None)
+        drawn.add_section()
+        for row in sheet.sums:
+            drawn.add_row(*row)
+        show_table("\n" * (k > 0) + sheet.title, drawn, *sheet.remarks)
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -242,52 +253,3 @@ def _loss(summary: dict[str, Any]) -> str:
     if loss is None or not math.isfinite(loss):
         return "no finite loss: the model has diverged, a lower optimizer.lr may help"
     return f"loss {loss:.3f}"
-
-
-SHOWN = ("global", "predictor", "acc")
-"""The measures of a comparison that are printed."""
-
-
-def show_comparison(summary: dict[str, Any], selection: Selection = "last", notes: Sequence[str] = ()) -> None:
-    """Several methods over seeds: a row a method, and one for its difference to another."""
-    measures = [key for key in SHOWN if any(_known(row["accuracy"].get(key)) for row in summary.values())]
-    methods = table(["method"], [*measures, "sent"])
-    for label, row in summary.items():
-        methods.add_row(label, *(spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"]))
-        if label != row["minus"]:
-            differences = (spread(row["difference"][key], sign=True) for key in measures)
-            methods.add_row(f"  minus {row['minus']}", *differences, "", style="dim")
-    explained = [f"{key}: {ABOUT[key]}" for key in measures]
-    title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over seeds"
-    show_table(title, methods, *explained, *notes)
-
-
-def show_clients(summary: dict[str, Any]) -> None:
-    """Of every row of a comparison: its worst client, the spread over clients, who is better off than alone."""
-    names = {"worst": "worst client", "spread_clients": "spread", "better_off": "better off"}
-    shown = [key for key in names if any(_known(row["clients"][key]) for row in summary.values())]
-    rows = table(["method"], [names[key] for key in shown])
-    for label, row in summary.items():
-        rows.add_row(label, *(spread(row["clients"][key]) for key in shown))
-    better = "better off: clients (%) whose predictor is better than theirs of independent"
-    title = "\nover clients: predictors' accuracy (%) on own test data"
-    show_table(
-        title, rows, "spread: standard deviation over clients", *([better] if "better_off" in shown else [])
-    )
-
-
-def show_differences(summary: dict[str, Any]) -> None:
-    """Paired differences over the same seeds, with 95 % intervals and what they tell."""
-    rows = table(["method", "minus", "measure"], ["difference", "95 % interval", ""])
-    for label, row in summary.items():
-        for measure, found in row["difference"].items():
-            if label != row["minus"] and measure in SHOWN and found["low"] is not None:
-                tells = "better" if found["low"] > 0 else "worse" if found["high"] < 0 else "cannot tell"
-                interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
-                rows.add_row(label, row["minus"], measure, f"{100 * found['mean']:+.1f}", interval, tells)
-    if rows.row_count:
-        show_table("\ndifferences in the same seeds (percentage points; Student's t)", rows)
-
-
-def _known(found: dict[str, Any] | None) -> bool:
-    return found is not None and found["mean"] is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 from mutua.errors import InputError
 from mutua.reports import console
+from mutua.studies.comparison_tables import clients_table
 from mutua.studies.measures import COUNTS, Measure
 from mutua.studies.papers.items import Item, item_names, load_item
 from mutua.studies.reproduction import Reproduction, recomputed_record
@@ -62,7 +63,8 @@ def show_reproduction(done: Reproduction, minutes: float) -> None:
         console.say(f"{done.left_out} printed numbers are of cells that this scale leaves out")
     summary = runs.summary()
     if summary:
-        console.show_clients(summary)
+        console.say("")
+        console.show_sheets(clients_table(summary))
     claims = console.table(["claim", "verdict"], ["difference", "95 % interval"])
     for claim in done.claims:
         text = f"control: {claim.text}" if claim.control else claim.text

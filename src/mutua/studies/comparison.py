@@ -12,7 +12,7 @@ from typing import Any
 
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.federation.plan import SELECTIONS, Plan
+from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
@@ -23,8 +23,9 @@ from mutua.runs.folder import new_folder
 from mutua.runs.preparation import prepared
 from mutua.runs.result import Result
 from mutua.runs.run import run
+from mutua.studies.comparison_tables import comparison_remarks, comparison_tables
 from mutua.studies.contenders import Contender, read_contenders
-from mutua.studies.measures import ABOUT, ResultNumbers
+from mutua.studies.measures import ResultNumbers, training_length
 from mutua.studies.summaries import (
     COMPARED,
     RESULTS,
@@ -38,9 +39,8 @@ from mutua.studies.summaries import (
 from mutua.support.configuration import PathLike, checked, whole_number
 from mutua.support.files import together
 from mutua.support.importing import import_optional
-from mutua.support.text import Sheet, size, spread
+from mutua.support.text import Sheet
 
-SHOWN = ("global", "predictor", "acc")
 Given = Federation | Recipe | Callable[[int], Federation]
 
 
@@ -107,8 +107,22 @@ class Compared:
         return self.method == "independent" and (job.method.works_alone or job.plan.client_fraction == 1)
 
     @property
-    def length(self) -> None:
-        """All have one plan."""
+    def length(self) -> str | None:
+        """How long a client is to train."""
+        plan = self.result.job.plan
+        if self.alone and self.stops_early:
+            return None
+        return training_length(plan.rounds, plan.epochs, plan.steps)
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether its clients train until validation says stop."""
+        return self.result.job.method.stops_early
+
+    @property
+    def cell_name(self) -> str:
+        """The name of its row in a table."""
+        return self.label
 
     @property
     def position(self) -> Mapping[str, str]:
@@ -157,33 +171,15 @@ class Comparison:
         return dict(known[measure])
 
     @property
-    def _sheet(self) -> Sheet:
-        told, rows_ = self.summary, []
-        measures = [key for key in SHOWN if any(_known(row["accuracy"].get(key)) for row in told.values())]
-        verdicts = []
-        for label, row in told.items():
-            rows_.append((label, *(spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"])))
-            if label == row["minus"]:
-                continue
-            by = (spread(row["difference"][key], sign=True) for key in measures)
-            rows_.append((f"  minus {row['minus']}", *by, ""))
-            for key in measures:
-                found = row["difference"][key]
-                if found["low"] is not None:
-                    tells = "better" if found["low"] > 0 else "worse" if found["high"] < 0 else "cannot tell"
-                    interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
-                    verdicts.append(f"{label} minus {row['minus']}, {key}: {tells} (95 % interval {interval})")
-        when = SELECTIONS[self.runs[0].result.job.plan.selection]
-        seeds = len({one.seed for one in self.runs})
-        title = f"accuracy (%) {when}: mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}"
-        remarks = [*(f"{key}: {ABOUT[key]}" for key in measures), *verdicts]
-        return Sheet(title, ("method", *measures, "sent"), rows_, remarks=remarks, most=len(rows_))
+    def _tables(self) -> list[Sheet]:
+        selection = self.runs[0].result.job.plan.selection
+        return comparison_tables(self.summary, selection, comparison_remarks(self.runs, self._summaries))
 
     def __repr__(self) -> str:
-        return str(self._sheet)
+        return "\n\n".join(map(str, self._tables))
 
     def _repr_html_(self) -> str:
-        return self._sheet.html()
+        return "".join(table.html() for table in self._tables)
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each method, seed, client and model."""
@@ -280,7 +276,3 @@ def _check(rivals: Sequence[Contender], federation: Federation, plan: Plan) -> N
             prepared(rival.method, federation, plan)
         except InputError as error:
             raise InputError(f"methods: '{rival.label}': {error}") from None
-
-
-def _known(found: Mapping[str, Any] | None) -> bool:
-    return found is not None and found["mean"] is not None

@@ -23,9 +23,6 @@ from mutua.runs.preparation import prepared
 from mutua.studies.measures import (
     RunNumbers,
     alone_counterpart,
-    alone_of_other_length,
-    not_compared,
-    trained_longer,
     training_length,
 )
 from mutua.studies.summaries import (
@@ -99,11 +96,19 @@ class PlannedRun:
     def length(self) -> str | None:
         """How long a client is to train."""
         recipe = self.recipe
-        return (
-            None
-            if self.alone and recipe.method.stops_early
-            else training_length(recipe.rounds, recipe.epochs, recipe.steps)
-        )
+        if self.alone and self.stops_early:
+            return None
+        return training_length(recipe.rounds, recipe.epochs, recipe.steps)
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether its clients train until validation says stop."""
+        return self.recipe.method.stops_early
+
+    @property
+    def cell_name(self) -> str:
+        """The name of its row in a table."""
+        return self.cell.name
 
     @property
     def position(self) -> Mapping[str, str]:
@@ -150,22 +155,6 @@ class Sweep:
         """The numbers of the finished run in which the same clients train alone."""
         found = alone_counterpart(run, [other for other in self.runs if other.seed == run.seed and other.finished])
         return None if found is None else self.numbers(found)
-
-    def not_compared(self) -> list[str]:
-        """A line for each cell whose clients alone have trained for longer or shorter."""
-        finished, found = self.finished, dict[str, str]()
-        for run in finished:
-            rival = alone_of_other_length(run, [other for other in finished if other.seed == run.seed])
-            if rival is not None:
-                found[run.cell.name] = not_compared(run.cell.name, run, rival)
-        return list(found.values())
-
-    def unfair(self) -> list[str]:
-        """What to know where clients train on after the last round, and alone did not."""
-        finished = self.finished
-        rivals = [(run, alone_counterpart(run, finished)) for run in finished if run.recipe.method.stops_early]
-        longer = dict.fromkeys(run.cell.name for run, rival in rivals if rival is not None and rival.length)
-        return [trained_longer(name) for name in longer]
 
     def check_recipes(self) -> None:
         """Refuse a folder that has runs of other recipes."""
