@@ -228,6 +228,7 @@ def test_a_comparison_prints_as_a_table(compared: mutua.Comparison) -> None:
     assert compared._repr_html_().count("<tr>") == 6 + 4 + 4  # the differences of two predictors and a global
 
 
+@pytest.mark.filterwarnings("ignore::mutua.errors.LeftOut")
 def test_a_comparison_makes_the_same_remarks_as_the_command_line(command: Callable[..., Any]) -> None:
     methods = "fml,finetuned,independent"
     settings = "client_fraction=0.5", "partition.clients=3"
