@@ -93,9 +93,10 @@ def line(text: str, most: int = 2000) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error of somebody's own code in one line: its kind, what it says, and where it was raised."""
+    """An error in one line: its kind where it is not ours, what it says, and where in the user's own code."""
     first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}".removesuffix(": ") + raised_at(error)
+    kind = "" if isinstance(error, MutuaError) else f"{type(error).__name__}: "
+    return f"{kind}{first}".removesuffix(": ") + raised_at(error)
 
 
 def raised_at(error: BaseException) -> str:

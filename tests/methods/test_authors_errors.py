@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 import yaml
 
 import mutua
-from mutua import Federation, InputError, RunError
-from mutua.methods import FML
+from mutua import Federation, InputError, MutuaError, RunError
+from mutua.methods import FML, FedAvg, Kind, Message, Part, base, losses, of, register, weights
 from mutua.rounds.loop import Rejected
 
 Federate = Callable[..., Federation]
@@ -149,3 +151,223 @@ def test_a_term_of_ones_own_is_declared(federate: Federate) -> None:
 
     result = mutua.run(Extra(), federate(), workers=1, rounds=1, device="cpu")
     assert len(result.history.select(model="penalty", split="train")) == 3
+
+
+# What else an author gets wrong: one line says what, and where
+
+
+class Near(FedAvg):
+    """A method with a personal model, of which each test below spoils one thing."""
+
+    name: ClassVar[str] = "near"
+    pull: float = 0.1
+
+    def start(self, client: Any) -> None:
+        client.initialise("personal", like="global")
+
+    def train(self, client: Any, brief: Any) -> Any:
+        client.fit(self.near, self.given(client, brief))
+        return super().train(client, brief)
+
+    def given(self, client: Any, brief: Any) -> Any:
+        return {"personal": client.model("personal"), "global": client.frozen(brief)}
+
+    def near(self, models: Any, batch: Any, hp: Any) -> Any:
+        distance = losses.squared_distance(models["personal"], models["global"])
+        return {"personal": batch.task.loss(models["personal"](batch.x), batch.y) + hp.pull / 2 * distance}
+
+    def predictor(self, client: Any, brief: Any) -> Any:
+        return client.model("personal")
+
+
+def replying(made: Callable[..., Any]) -> Callable[..., Any]:
+    def train(self: Any, client: Any, brief: Any) -> Any:
+        meme = client.fork(brief)
+        client.fit(self.objective, {"meme": meme})
+        return made(client, meme)
+
+    return train
+
+
+def keeping(kept: object) -> Callable[..., Any]:
+    def train(self: Any, client: Any, brief: Any) -> Any:
+        client.state["note"] = kept
+        return FedAvg.train(self, client, brief)
+
+    return train
+
+
+def forgetting(self: Any, client: Any) -> None:
+    return None
+
+
+def own_typo(self: Any, models: Any, batch: Any, hp: Any) -> Any:
+    return {"personal": models["persnal"](batch.x).sum()}
+
+
+DECLARED = "the method declares weights 'meme', count 'samples'"
+CLIENTS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "state dict",
+        {"train": replying(lambda c, m: m.state_dict())},
+        "train: it returned a OrderedDict; give a Mes",
+    ),
+    ("model", {"train": replying(lambda c, m: m)}, "train: it returned a Sequential; give a Message of parts"),
+    (
+        "no part",
+        {"train": replying(lambda c, m: Message(meme=c.shared(m)))},
+        "train: 'meme' is a dict; make it a part",
+    ),
+    (
+        "another name",
+        {"train": replying(lambda c, m: Message(model=weights(c.shared(m))))},
+        f"weights 'model' may not leave; {DECLARED}",
+    ),
+    (
+        "another kind",
+        {"train": replying(lambda c, m: Message(meme=Part(Kind.SCORES, c.shared(m))))},
+        f"scores 'meme' may not leave; {DECLARED}",
+    ),
+    (
+        "no start",
+        {"start": forgetting},
+        "client.model('personal'): its store has no such model, it has nothing; put",
+    ),
+    (
+        "forgot keep",
+        {"predictor": lambda self, client, brief: client.model("tuned")},
+        "client.model('tuned'): its store has no such model, it has 'personal'; put it there with client.init",
+    ),
+    (
+        "a number",
+        {"train": keeping(3)},
+        "client.state['note'] holds a int; give named arrays, such as {'value': to",
+    ),
+    ("numbers", {"train": keeping({"n": 3})}, "client.state['note'] holds a int; give named arrays"),
+    (
+        "no model",
+        {"predictor": lambda self, client, brief: None},
+        "predictor: it returned a NoneType; give a model",
+    ),
+    (
+        "not by name",
+        {"given": lambda self, client, brief: client.model()},
+        "fit: its models are a Sequential; give them by name",
+    ),
+    (
+        "another's name",
+        {"given": lambda self, client, brief: {"mine": client.model()}},
+        "fit: the store's model 'personal' is given as 'mine', so what it learns would be lost; give it",
+    ),
+    (
+        "one model twice",
+        {"given": lambda self, client, brief: {"meme": client.fork(brief), "mine": client.fork(brief)}},
+        "fit: 'meme' and 'mine' are one model; client.keep one of them",
+    ),
+    (
+        "not frozen",
+        {"given": lambda self, client, brief: {"personal": client.model(), "global": client.fork(brief)}},
+        "fit: 'global' would be trained; give client.frozen(brief)",
+    ),
+    (
+        "unknown model",
+        {"near": own_typo},
+        "models['persnal']: no such model is trained here; there are personal, glo",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoilt", "said"), [case[1:] for case in CLIENTS], ids=[case[0] for case in CLIENTS])
+def test_a_clients_side_says_what_is_wrong(spoilt: dict[str, Any], said: str, federate: Federate) -> None:
+    method = type("Spoilt", (Near,), spoilt)()
+    with pytest.raises(RunError, match="every client failed; a: ") as error:
+        mutua.run(method, federate(), workers=1, rounds=1, device="cpu")
+    assert said in str(error.value)
+    in_own_code = not said.startswith(("train:", "weights", "scores", "client.state", "predictor:"))
+    assert bool(re.search(r" \(\S*test_authors_errors\.py:\d+\)", str(error.value))) == in_own_code
+
+
+def test_as_it_should_be_it_runs(federate: Federate) -> None:
+    result = mutua.run(Near(), federate(), workers=1, rounds=1, device="cpu")
+    plain = mutua.run(FedAvg(), federate(), workers=1, rounds=1, device="cpu")
+    assert all(torch.equal(result.global_state[name], array) for name, array in plain.global_state.items())
+    assert "personal" in result.clients[0].state
+
+
+def zero(self: Any, *_: Any) -> Any:
+    return 1 // 0
+
+
+def merged(what: object) -> Callable[..., None]:
+    def merge(self: Any, server: Any, replies: Any) -> None:
+        server.state["global"] = what
+
+    return merge
+
+
+SERVER: list[tuple[dict[str, Any], str]] = [
+    ({"open": zero}, r"open: ZeroDivisionError: .* \(\S*test_authors_errors.py:\d+\)"),
+    ({"brief": zero}, r"brief: ZeroDivisionError: .* \(\S*test_authors_errors.py:\d+\)"),
+    ({"check": zero}, r"check: ZeroDivisionError: .* \(\S*test_authors_errors.py:\d+\)"),
+    ({"outliers": zero}, r"outliers: ZeroDivisionError: .* \(\S*test_authors_errors.py:\d+\)"),
+    ({"merge": zero}, r"merge: ZeroDivisionError: .* \(\S*test_authors_errors.py:\d+\)"),
+    (
+        {"brief": lambda self, server, *_: dict(server.state)},
+        "brief: it returned a dict; give a Message",
+    ),
+    ({"merge": merged(3)}, r"server.state\['global'\] holds a int; give named arrays"),
+    ({"merge_weights": lambda self, replies: [0.0 for _ in replies]}, r"merge_weights: \[0.0, .*one above 0"),
+    ({"merge_weights": lambda self, replies: [1.0]}, r"merge_weights: \[1.0\]; give 3 numbers"),
+]
+
+
+@pytest.mark.parametrize(("spoilt", "said"), SERVER)
+def test_the_servers_side_says_what_is_wrong(spoilt: dict[str, Any], said: str, federate: Federate) -> None:
+    with pytest.raises(MutuaError, match=said):
+        mutua.run(type("Spoilt", (Near,), spoilt)(), federate(), workers=1, rounds=1, device="cpu")
+
+
+def test_a_class_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        InputError, match=r"Odd.name: no option can have this name; write name: ClassVar\[...\] = ..."
+    ):
+
+        class Odd(Near):
+            name: str = "odd"  # type: ignore[misc]
+
+    with pytest.raises(
+        InputError, match=r"method\.name: 'fedavg' is mutua.methods.fedavg:FedAvg; give Twin a name of"
+    ):
+
+        @register
+        class Twin(FedAvg):
+            pass
+
+    with pytest.raises(
+        InputError, match=r"'near' is not a method; .*one of your own is named by its path, such as my_me"
+    ):
+        of({"name": "near"})
+    lines = "import torch\nfrom mutua.methods import FedAvg, Hub\nclass Bare(Hub):\n    name = 'bare'\n"
+    lines += "class Typed(FedAvg):\n    name = 'typed'\n    cache: torch.Tensor = None\n"
+    (tmp_path / "lacking_methods.py").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        InputError, match="'lacking_methods:Bare' does not define objective and train, which every"
+    ):
+        of({"name": "lacking_methods:Bare"})
+    with pytest.raises(
+        InputError, match="'lacking_methods:Typed': Unable to generate pydantic-core schema for <class"
+    ):
+        of({"name": "lacking_methods:Typed"})
+
+
+def test_a_class_that_is_defined_again_is_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_METHODS", dict(base._METHODS))
+    for _ in range(2):  # as a notebook's cell that runs twice
+
+        @register
+        class Again(FedAvg):
+            name: ClassVar[str] = "again"
+
+    assert type(of({"name": "again"})) is Again

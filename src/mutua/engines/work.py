@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples
-from mutua.errors import NO_MEMORY, Fault, MachineFault, MutuaError, described, short_of_memory
+from mutua.errors import NO_MEMORY, Fault, MachineFault, described, short_of_memory
 from mutua.federation.client import Client
 from mutua.federation.ledger import may_leave
 from mutua.federation.message import Message
@@ -23,6 +23,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
 from mutua.learning.evaluation import measure
 from mutua.methods.base import Job
+from mutua.methods.checks import check_message, check_named_arrays, check_predictor
 from mutua.methods.participant import Participant
 
 Verb = Literal["start", "train", "finish"]
@@ -91,10 +92,11 @@ def perform(
         if verb == "start":
             job.method.start(participant)
         elif verb == "train":
-            message = job.method.train(participant, brief)
+            message = check_message("train", job.method.train(participant, brief))
         else:
             job.method.finish(participant, brief)
         may_leave(message, job.method.shares, brief)
+        check_named_arrays("client.state", participant.state)
         kept = participant.finite(before, message)
         if message is not None and brief is not None:
             message = participant.leaving(message, brief)
@@ -111,8 +113,7 @@ def _as_fault(client: Client, round: int) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # whatever a method, a model or a loss of a user's own raises
         if short_of_memory(error):
             raise MachineFault(f"client {client.id}, round {round}", NO_MEMORY) from error
-        reason = str(error) if isinstance(error, MutuaError) else described(error)
-        raise Fault(f"client {client.id}, round {round}", reason) from error
+        raise Fault(f"client {client.id}, round {round}", described(error)) from error
 
 
 class Assessment(NamedTuple):
@@ -158,7 +159,7 @@ def assess(
         if meme is not None:
             seen = judge("global", meme)["test"]
         before = copied(state)
-        predictor = job.method.predictor(participant, brief)
+        predictor = check_predictor(job.method.predictor(participant, brief))
         participant.finite(before, None)
         if predictor is meme:
             found |= {("predictor", split): found["global", split] for split in splits}

@@ -1,10 +1,10 @@
-"""The losses that every method is made of, each a mean over the batch."""
+"""The losses that methods are made of; those of samples are means over the batch."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -39,6 +39,12 @@ def taught(
     known = torch.dot(q.view(-1), teacher.view(-1))
     q.scatter_add_(1, y.unsqueeze(1), q.new_full((len(y), 1), by_label / len(y)))
     return known - torch.dot(q.view(-1), student.view(-1))
+
+
+def squared_distance(model: nn.Module, other: nn.Module) -> Tensor:
+    """‖w − v‖² over all parameters of two models of one design; freeze or detach the one that is not to move."""
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return torch.stack([(w - v).square().sum() for w, v in pairs]).sum()
 
 
 def kl_each(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:

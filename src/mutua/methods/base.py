@@ -5,12 +5,14 @@ A method never says how to loop over clients, batch data, place tensors, send by
 
 from __future__ import annotations
 
+import math
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PydanticUserError, ValidationError
 from torch import nn
 
 from mutua.data.public import Public
@@ -81,6 +83,15 @@ class Method(Spec, ABC):
     """What its objective's terms are called, beside the models' own names."""
     pools_data: ClassVar[bool] = False
     """Whether all data is brought to one place."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse an option that would hide what is of the class, such as `name: str = "mine"`."""
+        if hidden := sorted(Method.__class_vars__ & set(cls.model_fields)):
+            what = hidden[0]
+            raise InputError(
+                f"{cls.__name__}.{what}: no option can have this name; write {what}: ClassVar[...] = ..."
+            )
 
     @property
     def stops_early(self) -> bool:
@@ -283,8 +294,11 @@ class Hub(Method):
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """The memes, weighted by the method and combined by its combiner."""
-        memes = [reply.arrays("meme") for reply in replies.values()]
-        server.state["global"] = self.combine(memes, self.merge_weights(replies), server.state["global"])
+        memes, given = [reply.arrays("meme") for reply in replies.values()], self.merge_weights(replies)
+        if len(given) != len(memes) or not 0 < sum(given) < math.inf or min(given) < 0:
+            shown = reprlib.repr(given)
+            raise InputError(f"merge_weights: {shown}; give {len(memes)} numbers, none below 0 and one above 0")
+        server.state["global"] = self.combine(memes, given, server.state["global"])
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
         """How much each reply counts; uniform unless a method says otherwise."""
@@ -327,6 +341,13 @@ _METHODS: dict[str, type[Method]] = {}
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name."""
+    known = _METHODS.get(method.name, method)
+    # A notebook cell that runs again defines the same class anew; anything else is a mistake.
+    if path_of(known) != path_of(method):
+        raise InputError(
+            f"method.name: '{method.name}' is {path_of(known)}; give {method.__name__} a name of its own, "
+            "name: ClassVar[str] = ..."
+        )
     _METHODS[method.name] = method
     return method
 
@@ -342,13 +363,18 @@ def method_of(section: Mapping[str, Any]) -> Method:
     name = str(options.pop("name", ""))
     found = import_object(name, "method.name") if ":" in name else _METHODS.get(name.lower())
     if found is None:
-        raise InputError(f"method.name: '{name}' is not a method; {suggest(name, method_names())}")
+        own = "; one of your own is named by its path, such as my_methods:MyMethod"
+        raise InputError(f"method.name: '{name}' is not a method; {suggest(name, method_names())}{own}")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise InputError(f"method.name: '{name}' is not a Method class")
+    if missing := sorted(found.__abstractmethods__):
+        raise InputError(f"method.name: '{name}' does not define {' and '.join(missing)}, which every method must")
     try:
         return found.model_validate(options)
     except ValidationError as error:
         raise InputError(explain(error, found, "method")) from None
+    except PydanticUserError as error:  # such as an option of a type that no recipe can give
+        raise InputError(f"method.name: '{name}': {str(error).splitlines()[0]}") from None
 
 
 def section_of(method: Method) -> dict[str, Any]:

@@ -1,12 +1,19 @@
-"""Checks of a reply that several methods make before they merge it. Each raises `Refused` with the reason."""
+"""Checks of a reply that methods share, and of what an author's code returns and keeps."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from mutua.errors import Refused
-from mutua.federation.message import Kind, Message
+import torch
+from torch import Tensor, nn
+
+from mutua.errors import InputError, MutuaError, Refused, RunError, described, short_of_memory
+from mutua.federation.message import Kind, Message, Part
+from mutua.federation.store import State
+from mutua.methods.base import Server
+
+# What a reply holds: `Refused` says what is wrong with it
 
 
 def check_number(reply: Message, name: str, what: str, low: float, high: float) -> float:
@@ -33,3 +40,53 @@ def check_rows(reply: Message, name: str, kind: Kind, classes: int, samples: int
     if len(rows) != samples:
         raise Refused(f"its {kind} are of {len(rows)} samples; {where} has {samples}")
     return rows
+
+
+# What a verb returns and keeps: one line says what is wrong with it
+
+
+def check_message(verb: str, found: Message | None) -> Message | None:
+    """What a verb returned, which must be a message made of parts, or None."""
+    given: object = found
+    if given is not None and not isinstance(given, Message):
+        raise InputError(f"{verb}: it returned a {type(given).__name__}; give a Message of parts, or None")
+    parts: Mapping[str, object] = found or {}
+    for name, part in parts.items():
+        if not isinstance(part, Part):
+            kind = type(part).__name__
+            raise InputError(f"{verb}: '{name}' is a {kind}; make it a part with weights, count, number or Part")
+    return found
+
+
+def check_predictor(found: nn.Module) -> nn.Module:
+    """What `predictor` returned, which must be a model."""
+    given: object = found
+    if not isinstance(given, nn.Module):
+        raise InputError(f"predictor: it returned a {type(given).__name__}; give a model, such as client.model()")
+    return found
+
+
+def check_named_arrays(what: str, state: State) -> None:
+    """Refuse a state that holds anything but groups of named arrays: nothing else can be kept and resumed."""
+    groups: Mapping[str, object] = state
+    for group, arrays in groups.items():
+        wrong = arrays
+        if isinstance(arrays, Mapping):
+            wrong = next((array for array in arrays.values() if not isinstance(array, Tensor)), None)
+            if wrong is None:
+                continue
+        way_out = "give named arrays, such as {'value': torch.tensor(3)}"
+        raise InputError(f"{what}[{group!r}] holds a {type(wrong).__name__}; {way_out}")
+
+
+@contextmanager
+def on_server(verb: str, server: Server | None = None) -> Iterator[None]:
+    """Around a verb that runs on the server: its mistakes are said in one line, with their place."""
+    try:
+        yield
+        if server is not None:
+            check_named_arrays("server.state", server.state)
+    except Exception as error:
+        if isinstance(error, MutuaError) or short_of_memory(error):
+            raise
+        raise RunError(f"{verb}: {described(error)}") from error

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import nn
 
 from mutua.federation.ledger import MOST as LARGEST_COUNT
 from mutua.federation.ledger import Shares
 from mutua.federation.message import Kind, Message, count
+from mutua.learning import losses
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
@@ -92,8 +92,7 @@ class FedProx(FedAvg):
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Li et al. 2020, Eq. (2)."""
-        near = zip(models["meme"].parameters(), models["global"].parameters(), strict=True)
-        distance = torch.stack([(w - g).square().sum() for w, g in near]).sum()
+        distance = losses.squared_distance(models["meme"], models["global"])
         return {"meme": super().objective(models, batch, hp)["meme"] + hp.mu / 2 * distance}
 
     def models(self, client: Participant, brief: Message | None) -> dict[str, nn.Module]:

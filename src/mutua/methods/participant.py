@@ -5,7 +5,7 @@ What a method does to the staged `state` and what it replies are committed toget
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar, Literal, Protocol
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mutua.data.public import Public
 from mutua.data.samples import Samples
-from mutua.errors import Diverged
+from mutua.errors import Diverged, InputError
 from mutua.federation.client import Client, build
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules, batch_normed
@@ -71,6 +71,8 @@ class Participant:
         self.numbers = job.method.numbers(*self._schedule(round))
         self.terms: dict[str, float] = {}
         self._counters: Tensors = {}
+        self._stored: dict[nn.Module, str] = {}
+        """What `model` gave out, by the names in the store."""
         self._seed = private(job.plan.seed, client.id)
         privacy = job.plan.privacy
         self._noise = None if privacy is None else privacy.stream(self._seed, round, "privacy")
@@ -160,8 +162,14 @@ class Participant:
 
     def model(self, name: str = "personal") -> nn.Module:
         """A model from the store: the personal one by the client's design, others by the global's."""
+        if name not in self.state:
+            there = ", ".join(map(repr, self.state)) or "nothing"
+            way_out = "put it there with client.initialise or client.keep"
+            raise InputError(f"client.model({name!r}): its store has no such model, it has {there}; {way_out}")
         architecture = self.architecture if name == "personal" else self.global_architecture
-        return self._modules.get(name, architecture, self._client, self.state[name])
+        model = self._modules.get(name, architecture, self._client, self.state[name])
+        self._stored[model] = name
+        return model
 
     def scorer(self, name: str, architecture: Architecture) -> nn.Module:
         """A model of the store that gives one number per sample, made of the client's seed when first asked."""
@@ -218,6 +226,7 @@ class Participant:
         `epochs` is for work beside the rounds; `until` goes on till a model stops improving on validation data;
         `round` is whose rate and numbers count, where it is not this one.
         """
+        models = self._trainable(models)
         loader = self.loader(samples, models)
         with self.training(models, round) as trainer:
             if until is not None and len(self.val):
@@ -258,7 +267,7 @@ class Participant:
         A model that is in the store goes on with its optimizer's memory, and both are kept there; a
         fork begins anew, and of it only the adaptor is kept.
         """
-        plan, modules = self.plan, dict(models)
+        plan, modules = self.plan, self._trainable(models)
         at = self._schedule(self.round if round is None else round)
         lr, numbers = plan.optimizer.rate(*at), self.numbers if round is None else self._job.method.numbers(*at)
         trainable = {n: [p for p in m.parameters() if p.requires_grad] for n, m in modules.items()}
@@ -283,6 +292,28 @@ class Participant:
                     self.state[f"{name}.optimizer"] = optimizer_state(optimizers[name])
             elif name == "meme" and "adaptor" in self.state:
                 self.state["adaptor"] = {k: v for k, v in _copy(module).items() if k in self.state["adaptor"]}
+
+    def _trainable(self, models: Models) -> dict[str, nn.Module]:
+        """Refuse models of which what they learn would be lost, or would spoil others."""
+        given: object = models
+        if not isinstance(given, Mapping):
+            kind = type(given).__name__
+            raise InputError(f"fit: its models are a {kind}; give them by name, such as {{'personal': model}}")
+        names: dict[nn.Module, str] = {}
+        for name, model in models.items():
+            if (other := names.setdefault(model, name)) != name:
+                raise InputError(
+                    f"fit: '{other}' and '{name}' are one model; client.keep one of them under a name of its own, "
+                    "and take it with client.model"
+                )
+            if (stored := self._stored.get(model, name)) != name:
+                raise InputError(
+                    f"fit: the store's model '{stored}' is given as '{name}', so what it learns would be lost; "
+                    f"give it as '{stored}'"
+                )
+            if name == "global" and any(p.requires_grad for p in model.parameters()):
+                raise InputError("fit: 'global' would be trained; give client.frozen(brief), or name it 'meme'")
+        return dict(models)
 
     def predict(self, model: nn.Module, samples: Samples) -> Tensor:
         """Class probabilities of the model in evaluation mode."""

@@ -19,6 +19,7 @@ from mutua.federation.message import Message
 from mutua.federation.store import State, copied, not_finite
 from mutua.learning.merging import COMPARABLE
 from mutua.methods.base import Job, Server
+from mutua.methods.checks import on_server
 
 LARGE, HUGE = 10.0, 1000.0
 """A reply, its real numbers as one vector, is suspect or refused if it is so many times as long as the median's.
@@ -157,7 +158,8 @@ class Merger:
 
     def _merged(self, state: State, replies: Mapping[str, Message]) -> State:
         server = replace(self.server, state=copied(state))
-        self.job.method.merge(server, replies)
+        with on_server("merge", server):
+            self.job.method.merge(server, replies)
         return server.state if (privacy := self.job.plan.privacy) is None else privacy.merged(server.state)
 
 

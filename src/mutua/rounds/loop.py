@@ -18,6 +18,7 @@ from mutua.federation.message import Message
 from mutua.federation.store import State, Store
 from mutua.federation.topology import Topology
 from mutua.methods.base import Job, Server
+from mutua.methods.checks import check_message, on_server
 from mutua.rounds.guard import Merger, NotFinite, can_be_undone, finished, unfinished
 from mutua.rounds.history import History, Row
 from mutua.rounds.participation import Outcome, Participation, Turn
@@ -219,7 +220,8 @@ class Rounds:
             self._emit(RoundEnded(round, self.history, self.ledger))
 
     def _start(self) -> None:
-        self.job.method.open(self.server)
+        with on_server("open", self.server):
+            self.job.method.open(self.server)
         with signals.allowed():
             self.engine.start()
         self._trained(0)
@@ -291,12 +293,14 @@ class Rounds:
                 with timed("merge"):
                     self._check_length(reply.message)
                     may_leave(reply.message, method.shares, briefs[client])
-                    method.check(self.server, client, reply.message)
+                    with on_server("check"):
+                        method.check(self.server, client, reply.message)
                 accepted[client] = reply.message
             except Refused as refused:
                 refusals[client] = str(refused)
                 self._reject(round, client, "refused", refusals[client])
-        outliers = method.outliers(self.server, accepted)
+        with on_server("outliers"):
+            outliers = method.outliers(self.server, accepted)
         rest = {client: reply for client, reply in accepted.items() if client not in outliers}
         for client, reason in {**outliers, **self.merger.refused(rest)}.items():
             del accepted[client]
@@ -386,7 +390,9 @@ class Rounds:
             raise Refused(f"its reply has {reply.nbytes} bytes; the most is {self.longest}")
 
     def _briefs(self, round: int, clients: Sequence[str]) -> dict[str, Message | None]:
-        return {client: self.job.method.brief(self.server, round, client) for client in clients}
+        brief = self.job.method.brief
+        with on_server("brief"):
+            return {client: check_message("brief", brief(self.server, round, client)) for client in clients}
 
     def _evaluate(self, round: int) -> None:
         found = self._evaluation(round)
