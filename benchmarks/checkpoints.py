@@ -11,7 +11,7 @@ from typing import Any
 
 from mutua.recipe.recipe import Recipe
 from mutua.runs.execute import execute
-from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
 
 COMMON: dict[str, Any] = {
     "data": {"name": "mnist5k", "samples_per_client": 200},
@@ -46,7 +46,7 @@ def main() -> None:
     for name, changes in RUNS.items():
         recipe = Recipe.of({**COMMON, **changes})
         with tempfile.TemporaryDirectory(dir=".") as place:
-            folder = RunFolder.create("benchmark", 0, Path(place) / "run")
+            folder = Recorder.create("benchmark", 0, Path(place) / "run")
             result = execute(recipe, recipe.federation(), folder)
             saved = [event for event in folder.events.read() if event["event"] == "checkpoint"]
         seconds, size = sum(event["seconds"] for event in saved), max(event["bytes"] for event in saved)

@@ -16,7 +16,7 @@ from statistics import median
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Event, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
-from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
 
 
 class Clock:
@@ -51,7 +51,7 @@ def measure(clients: int, rounds: int) -> None:
     )
     federation, clock = recipe.federation(), Clock(rounds)
     with tempfile.TemporaryDirectory() as place:
-        execute(recipe, federation, RunFolder.create("scale", 0, Path(place) / "run"), callbacks=[clock])
+        execute(recipe, federation, Recorder.create("scale", 0, Path(place) / "run"), callbacks=[clock])
         after = time.perf_counter() - clock.ended
     took = [b - a for a, b in zip(clock.times, clock.times[1:], strict=False)]
     part = max(1, len(took) // 10)

@@ -332,12 +332,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
     def make(method: Any = "fml", **changes: Any) -> tuple[Path, Any]:
         from mutua import Recipe
         from mutua.runs.execute import execute
-        from mutua.runs.folder import RunFolder
+        from mutua.runs.recording import Recorder
 
         recipe = Recipe.of({**TINY, "method": method, **changes})
         key = recipe.dump()
         if key not in known:
-            folder = RunFolder.create("tiny", 0, tmp_path_factory.mktemp("run") / "run")
+            folder = Recorder.create("tiny", 0, tmp_path_factory.mktemp("run") / "run")
             known[key] = folder.path, execute(recipe, recipe.federation(), folder)
             files[key] = _files(folder.path)
         more = _files(known[key][0]) - files[key]

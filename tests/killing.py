@@ -17,9 +17,11 @@ from types import FrameType
 from typing import Any
 
 from mutua import Federation, Recipe
-from mutua.runs.checkpoints import Checkpoints
+from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 
 # A checkpoint after every round, three clients of which two are drawn, and optimizers with a memory.
 RECIPE: dict[str, Any] = {
@@ -57,14 +59,14 @@ def recipe_of(method: str, /, **changes: Any) -> Recipe:
 
 
 def begin(recipe: Recipe, place: Path, federation: Federation | None = None, **given: Any) -> None:
-    execute(recipe, federation or recipe.federation(), RunFolder.create("tiny", 0, place), **given)
+    execute(recipe, federation or recipe.federation(), Recorder.create("tiny", 0, place), **given)
 
 
 def go_on(place: Path, federation: Federation | None = None, **given: Any) -> list[str]:
     """Resume, as the command does, unless the run is over; what was said."""
     if RunFolder(place).finished:
         return []
-    folder = RunFolder.resume(place)
+    folder = ResumedRecorder(place)
     recipe = folder.recipe
     execute(recipe, federation or recipe.federation(), folder, **given)
     return folder.notes
@@ -81,7 +83,7 @@ def left(place: Path) -> dict[str, Any]:
     }
     record = json.loads((place / "run.json").read_text())
     del record["summary"]["seconds"]
-    newest = Checkpoints(place / "checkpoints").newest
+    newest = CheckpointFolder(place / "checkpoints").newest
     assert newest is not None
     return {**found, "run.json": record, "state": (newest.round, newest.server, newest.clients)}
 
@@ -101,7 +103,7 @@ class Moments:
         self.count += 1
         if self.count == self.last:
             os.kill(os.getpid(), signal.SIGKILL)
-        if frame.f_code is RunFolder.save.__code__:
+        if frame.f_code is Recorder.save.__code__:
             if event == "call":
                 self._began = self.count
             elif event == "return":
@@ -146,11 +148,11 @@ def kill_and_go_on(method: str, times: int, whole: Any, place: Path) -> int:
     begun = recipe_of(method)
     for k in range(times):
         run = place / str(k)
-        folder = RunFolder.create("tiny", 0, run)
+        folder = Recorder.create("tiny", 0, run)
         folder.write_recipe(begun)  # without which nothing has begun
         moment = moments.draw(rng, saving=k % 3 == 0)
         kills += killed(moment, lambda folder=folder: execute(begun, federation, folder))  # type: ignore[misc]
-        folder._lock.free()  # type: ignore[union-attr]  # the child's is gone with it
+        folder._lock.release()  # the child's is gone with it
         for _ in range(k % 2):  # and once more, on the way
             kills += killed(moments.draw(rng, saving=False), lambda run=run: go_on(run, federation))  # type: ignore[misc]
         go_on(run, federation)

@@ -36,9 +36,10 @@ from mutua.learning import merging
 from mutua.methods import FedAvg
 from mutua.models import architecture
 from mutua.runs import checkpoints
-from mutua.runs.checkpoints import Checkpoints, Damaged, encode
+from mutua.runs.checkpoints import CheckpointFolder, DamagedCheckpoint, encode_state
 from mutua.runs.folder import RunFolder
-from mutua.runs.listing import Overview
+from mutua.runs.listing import RunOverview
+from mutua.runs.resuming import ResumedRecorder
 from mutua.support import importing
 
 SEED = 0
@@ -246,7 +247,10 @@ def array_files() -> list[bytes]:
     }
     reply = Message(meme=weights({"w": torch.ones(3)}), samples=count(1))
     about = {"client": "c0", "round": 1, "terms": {"personal": "0.5"}}
-    return [b"".join(encode(state, reply, **about)), b"".join(encode({"global": {"w": torch.ones(2)}}, round=1))]
+    return [
+        b"".join(encode_state(state, reply, **about)),
+        b"".join(encode_state({"global": {"w": torch.ones(2)}}, round=1)),
+    ]
 
 
 FILE = {"round": 1, "bytes": 5, "sha256": "0" * 64}
@@ -321,10 +325,10 @@ def message(rng: random.Random, place: Path) -> None:
 
 def checkpoint(rng: random.Random, place: Path) -> None:
     data = spoil_safetensors(rng, rng.choice(array_files()), array_files())
-    with declared(Damaged):
-        state, reply, about = checkpoints.decode(data)
+    with declared(DamagedCheckpoint):
+        state, reply, about = checkpoints.decode_state(data)
         checkpoints._numbers(about.get("terms") or {}) if isinstance(about.get("terms"), dict) else None
-        encode(state, reply, **{key: about[key] for key in about if key == "round"})
+        encode_state(state, reply, **{key: about[key] for key in about if key == "round"})
 
 
 def sealed(body: dict[str, Any]) -> str:
@@ -340,11 +344,11 @@ def manifest(rng: random.Random, place: Path) -> None:
             body = json.loads(text)
             text = sealed(body) if isinstance(body, dict) else text
     (place / "000001.json").write_bytes(text.encode(errors="surrogatepass") if isinstance(text, str) else text)
-    held = Checkpoints(place)
+    held = CheckpointFolder(place)
     for why in held.damaged.values():
         assert why.isprintable()
     for kept in held.kept.values():
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedCheckpoint):
             held.load(kept)
 
 
@@ -410,16 +414,16 @@ def folder(rng: random.Random, place: Path) -> None:
         _ = opened.plan, opened.method, opened.shared().weights
         opened.client("c0").predictor()
     with declared(InputError):
-        seen = Overview.of(run)
+        seen = RunOverview.of(run)
         _ = seen.summary(), seen.checkpoints(), seen.settings, seen.folder.events.read()
     with declared(InputError):
         _ = RunFolder(run).recipe
     (run / "run.json").unlink()
     with declared(InputError):
-        again = RunFolder.resume(run)
+        again = ResumedRecorder(run)
         assert all(note.isprintable() for note in again.notes)
         assert again._lock is not None
-        again._lock.free()
+        again._lock.release()
 
 
 def mended(at: Path, body: Any) -> str:
@@ -499,8 +503,8 @@ def test_any_header_is_read_or_refused(header: Any, body: bytes) -> None:
     text = json.dumps(header).encode()
     with declared(Refused):
         Message.decode(struct.pack("<Q", len(text)) + text + body)
-    with declared(Damaged):
-        checkpoints.decode(struct.pack("<Q", len(text)) + text + body)
+    with declared(DamagedCheckpoint):
+        checkpoints.decode_state(struct.pack("<Q", len(text)) + text + body)
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -515,9 +519,9 @@ def test_what_is_spoilt_was_good(place: Path) -> None:
     for data in messages():
         Message.decode(data)
     for data in array_files():
-        checkpoints.decode(data)
+        checkpoints.decode_state(data)
     (place / "000001.json").write_text(sealed(MANIFEST))
-    assert Checkpoints(place).newest is not None
+    assert CheckpointFolder(place).newest is not None
     for tree in RECIPES:
         Recipe.of(tree)
     for data in torch_files():
@@ -525,4 +529,4 @@ def test_what_is_spoilt_was_good(place: Path) -> None:
         architecture._read(place / "w.pt")
     shutil.copytree(place.parent / "good", place / "run")
     RunFolder.open(place / "run").client("c0").predictor()
-    assert RunFolder.resume(place / "run").notes == []
+    assert ResumedRecorder(place / "run").notes == []

@@ -22,8 +22,10 @@ from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report
 from mutua.runs.folder import RunFolder
 from mutua.runs.inference import export, predict
-from mutua.runs.listing import Overview, listed
+from mutua.runs.listing import RunOverview, list_runs
 from mutua.runs.newcomer import join
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 from mutua.runs.saved_models import SavedModel
 from mutua.studies.measures import RunNumbers
 from mutua.studies.reproduction import Reproduction
@@ -116,8 +118,8 @@ def test_a_recipe_and_its_files_by_text_and_from_home(at_home: Path, tiny: dict[
 def test_a_runs_folder_by_text(at_home: Path, finished: Callable[..., Any]) -> None:
     path, _ = finished("fml")
     run = RunFolder.open(str(path))
-    assert run.path == path and Overview.of(str(path)).state == "finished"
-    assert RunNumbers(str(path)).summary["method"] == "fml" and listed(str(path.parent))[0]
+    assert run.path == path and RunOverview.of(str(path)).state == "finished"
+    assert RunNumbers(str(path)).summary["method"] == "fml" and list_runs(str(path.parent))[0]
     model = SavedModel(str(path / "clients" / "c0"))
     np.savez(at_home / "x.npz", x=np.zeros((4, 28, 28), np.uint8), y=[0, 1, 0, 1])
     assert len(predict(model, "~/x.npz").labels) == 4
@@ -127,8 +129,8 @@ def test_a_runs_folder_by_text(at_home: Path, finished: Callable[..., Any]) -> N
     page = report(study.read_study(str(path)), data_dir="~")
     written = list(writing.write_report(page, html="~/page.html", tables="~/tables"))
     assert written[0] == at_home / "page.html" and written[-1].parent == at_home / "tables"
-    assert RunFolder.create("x", 0, "~/begun").path == at_home / "begun"
-    assert RunFolder.create("x", 0, under="~/many").path.parent == at_home / "many"
+    assert Recorder.create("x", 0, "~/begun").path == at_home / "begun"
+    assert Recorder.create("x", 0, under="~/many").path.parent == at_home / "many"
     recipe = Recipe.load(path / "recipe.yaml")
     from mutua.recipe.grid import Cell
 
@@ -144,10 +146,10 @@ def test_a_runs_folder_by_text(at_home: Path, finished: Callable[..., Any]) -> N
         lambda wrong: mutua.load("arrays", path=wrong),
         lambda wrong: mutua.load("mnist", data_dir=wrong),
         lambda wrong: RunFolder.open(wrong),
-        lambda wrong: RunFolder.resume(wrong),
-        lambda wrong: RunFolder.create("x", 0, wrong),
+        lambda wrong: ResumedRecorder(wrong),
+        lambda wrong: Recorder.create("x", 0, wrong),
         lambda wrong: study.read_study(wrong),
-        lambda wrong: Overview.of(wrong),
+        lambda wrong: RunOverview.of(wrong),
     ],
 )
 def test_what_is_no_path_is_said(use: Callable[[Any], Any]) -> None:

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from mutua.methods.base import Method as Method
     from mutua.models import Architecture as Architecture
     from mutua.recipe.recipe import Recipe as Recipe
-    from mutua.reports.opened import SavedRun as SavedRun
-    from mutua.reports.opened import open_run as open_run
-    from mutua.reports.opened import save_run as save_run
+    from mutua.reports.saved_run import SavedRun as SavedRun
+    from mutua.reports.saved_run import open_run as open_run
     from mutua.reports.writing import report as report
     from mutua.runs.result import Result as Result
     from mutua.runs.run import run as run
@@ -70,9 +69,8 @@ _HOMES = {
     "Message": "mutua.federation.message",
     "Method": "mutua.methods.base",
     "Architecture": "mutua.models",
-    "SavedRun": "mutua.reports.opened",
-    "open_run": "mutua.reports.opened",
-    "save_run": "mutua.reports.opened",
+    "SavedRun": "mutua.reports.saved_run",
+    "open_run": "mutua.reports.saved_run",
     "Plan": "mutua.federation.plan",
     "Privacy": "mutua.federation.privacy",
     "Recipe": "mutua.recipe.recipe",

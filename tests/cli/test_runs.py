@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mutua.runs.folder import RunFolder
-from mutua.support.files import Lock
+from mutua.runs.resuming import ResumedRecorder
+from mutua.support.folders import FolderLock
 
 Command = Callable[..., Any]
 
@@ -31,7 +32,7 @@ def test_runs_are_listed_with_what_became_of_them(command: Command, broken_off: 
     assert done.out.endswith("to continue a stopped run: mutua run --resume DIR\n")
     assert command("runs", "list", "sets").out.endswith("kB\n\n")
     assert command("runs", "list").err == "mutua: DIR: runs is not a folder; give one that holds runs\n"
-    held = RunFolder.resume(broken_off)
+    held = ResumedRecorder(broken_off)
     assert json.loads(command("runs", "show", "x", "--json").out)["state"] == "running"
     del held
 
@@ -72,7 +73,7 @@ def test_checkpoints_are_pruned(command: Command, broken_off: Path) -> None:
         return [int(path.stem) for path in sorted((broken_off / "checkpoints").glob("*.json"))]
 
     assert "not finished: it goes on from a checkpoint; keep 1" in command("runs", "prune", "x", "--keep", "0").err
-    held = RunFolder.resume(broken_off)
+    held = ResumedRecorder(broken_off)
     assert "x is in use by another run" in command("runs", "prune", "x").err
     del held
     command("run", "--resume", "x")
@@ -93,13 +94,13 @@ def test_prune_looks_at_a_run_only_when_it_has_it_alone(
 ) -> None:
     """A run that is at work when prune begins replaces all checkpoints before prune has the lock."""
 
-    def late(folder: Path, field: str) -> Lock:
+    def late(folder: Path, field: str) -> FolderLock:
         monkeypatch.undo()
         monkeypatch.chdir(broken_off.parent)
         assert command("run", "--resume", "x").code == 0
-        return Lock(folder, field)
+        return FolderLock(folder, field)
 
-    monkeypatch.setattr("mutua.support.files.Lock", late)
+    monkeypatch.setattr("mutua.support.folders.FolderLock", late)
     assert command("runs", "prune", "x", "--keep", "1").code == 0
     held = RunFolder(broken_off).checkpoints
     assert 4 in held.kept and held.load(held.kept[4])

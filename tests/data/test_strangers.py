@@ -43,13 +43,13 @@ def packed(path: Path, name: str, data: bytes, times: int) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which 1 MB is much."""
-    monkeypatch.delenv(safe_reading.MOST, raising=False)
-    monkeypatch.setattr(safe_reading, "SMALL", 2**20)
+    monkeypatch.delenv(safe_reading.MEMORY_VARIABLE, raising=False)
+    monkeypatch.setattr(safe_reading, "ALWAYS_ALLOWED_BYTES", 2**20)
 
 
 def test_a_small_file_that_unpacks_to_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is, with no limit changed: 3 MB on the disk, 3 GiB in memory."""
-    monkeypatch.delenv(safe_reading.MOST, raising=False)
+    monkeypatch.delenv(safe_reading.MEMORY_VARIABLE, raising=False)
     path = tmp_path / "bomb.npz"
     packed(path, "x.npy", npy((3 * 2**10, 2**20), bytes(24 * 2**20)), 1)
     raw = bytearray(path.read_bytes())  # what the central directory claims is believed by nobody
@@ -65,12 +65,12 @@ def test_packed_arrays_and_the_way_out(small: None, tmp_path: Path, monkeypatch:
     np.savez_compressed(path, x=np.zeros((40, 256, 256), np.uint8), y=np.zeros(40, np.uint8))
     with pytest.raises(InputError, match="times its length"):
         load("arrays", path=path)
-    monkeypatch.setenv(safe_reading.MOST, "0.1")
+    monkeypatch.setenv(safe_reading.MEMORY_VARIABLE, "0.1")
     assert len(load("arrays", path=path).train) == 40
-    monkeypatch.setenv(safe_reading.MOST, "0.001")
+    monkeypatch.setenv(safe_reading.MEMORY_VARIABLE, "0.001")
     with pytest.raises(InputError, match=r"MUTUA_MAX_DATA allows 0\.001"):
         load("arrays", path=path)
-    monkeypatch.setenv(safe_reading.MOST, "much")
+    monkeypatch.setenv(safe_reading.MEMORY_VARIABLE, "much")
     with pytest.raises(InputError, match="MUTUA_MAX_DATA: 'much'; give a number of GiB"):
         load("arrays", path=path)
 
@@ -110,7 +110,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def test_pictures_that_take_too_much_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(safe_reading.MOST, "4")
+    monkeypatch.setenv(safe_reading.MEMORY_VARIABLE, "4")
     for i in range(80):
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / f"{i}.png").write_bytes(png(13_000, 13_000))
@@ -161,8 +161,8 @@ def soon(work: Callable[[], Any]) -> list[Exception]:
 READERS: dict[str, Callable[[Path], Any]] = {
     "arrays": formats.npz_file,
     "cifar": formats.cifar,
-    "text": safe_reading.text,
-    "weights": safe_reading.array_file,
+    "text": safe_reading.read_text,
+    "weights": safe_reading.read_arrays,
     "recipe": Recipe.load,
     "graph": lambda path: Topology(str(path)).graph,
     "image": lambda path: formats._head(path),

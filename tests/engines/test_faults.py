@@ -28,6 +28,8 @@ from mutua.methods.participant import Participant
 from mutua.rounds.loop import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 from mutua.support.tensor_files import Tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::mutua.errors.LeftOut")
@@ -207,7 +209,7 @@ def test_who_fails_to_the_end_has_no_numbers_and_no_card(
 
     monkeypatch.setattr(FML, "predictor", fail)
     recipe, place = Recipe.of({**tiny, "rounds": 1}), tmp_path / "run"
-    result = execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, place))
+    result = execute(recipe, recipe.federation(), Recorder.create("tiny", 0, place))
     monkeypatch.undo()
     first, second = result.report()["clients"]
     assert first["accuracy"]["predictor"] is not None
@@ -615,7 +617,7 @@ def test_a_run_that_goes_on_meets_the_same_faults(tiny: Any, tmp_path: Path) -> 
             "rejected": {(e["round"], e["client"], e["reason"]) for e in told if e["event"] == "rejected"},
         }
 
-    execute(recipe, federation, RunFolder.create("tiny", 0, tmp_path / "whole"))
+    execute(recipe, federation, Recorder.create("tiny", 0, tmp_path / "whole"))
     whole = left(tmp_path / "whole")
     assert {reason for _, _, reason in whole["rejected"]} >= {"no reply came", "it broke down, as it was told to"}
     for round in (1, 2, 3):
@@ -626,8 +628,8 @@ def test_a_run_that_goes_on_meets_the_same_faults(tiny: Any, tmp_path: Path) -> 
 
         place = tmp_path / f"stopped-{round}"
         with pytest.raises(RunError, match="--resume"):
-            execute(recipe, federation, RunFolder.create("tiny", 0, place), callbacks=[stop])
-        folder = RunFolder.resume(place)
+            execute(recipe, federation, Recorder.create("tiny", 0, place), callbacks=[stop])
+        folder = ResumedRecorder(place)
         assert folder.recipe.faults == recipe.faults
         execute(folder.recipe, federation, folder)
         assert left(place) == whole

@@ -20,7 +20,7 @@ from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
 from mutua.rounds.guard import LARGE, Guard, too_long
 from mutua.rounds.loop import Finished, Reached, Rejected, Rounds, RunState, Stopped
-from mutua.runs.checkpoints import decode, encode
+from mutua.runs.checkpoints import decode_state, encode_state
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -146,7 +146,7 @@ def test_from_wherever_it_is_resumed_the_bytes_are_the_same(
         again = simulate(FML(), members(), tamper=times(1e30, 2, 3), go=False, **PLAN)
         first = simulate(FML(), members(), tamper=times(1e30, 2, 3), go=False, **PLAN)
         stopped = stop_after(first, round)
-        saved = decode(b"".join(bytes(piece) for piece in encode(stopped.server, round=round)))[0]
+        saved = decode_state(b"".join(bytes(piece) for piece in encode_state(stopped.server, round=round)))[0]
         assert same(saved, reached.server, identical)
         again.engine.open(again.job, again.federation, stopped.stores)
         rest = type(again)(again.job, again.federation, again.engine, standing=replace(stopped, server=saved))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mutua import Federation, InputError, Recipe, Samples, methods, run
 from mutua.rounds.history import History, Row
 from mutua.studies.measures import RunNumbers
-from mutua.support.row_log import Upto
+from mutua.support.row_log import LogPrefix
 
 Federate = Callable[..., Federation]
 Blobs = Callable[..., Samples]
@@ -99,10 +99,10 @@ def test_rows_come_back_as_they_went_in_from_memory_or_from_a_file(rows: list[Ro
     plain, history = repr(rows), History()
     for row in rows[:cut]:
         history.add(*row)
-    upto = Upto(history)
+    upto = LogPrefix(history)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mutua.support.row_log.KEPT", kept)
-        upto.let_go(lambda: iter(rows))
+        upto.read_from_file(lambda: iter(rows))
         history.extend(rows[cut:])
     assert repr(history.rows) == plain and len(history) == len(rows)
     assert repr([history[i] for i in range(-len(rows), len(rows))]) == repr(rows + rows)

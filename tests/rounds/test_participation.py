@@ -24,7 +24,8 @@ from mutua.reports.tables import cell_text
 from mutua.rounds.loop import Event, RoundStarted
 from mutua.rounds.participation import REASONS, Participation, spans
 from mutua.runs.execute import execute
-from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 from mutua.studies.measures import RunNumbers
 
 Federate = Callable[..., Federation]
@@ -150,7 +151,7 @@ def test_run_json_report_and_measures_tell_it(tiny: dict[str, Any], tmp_path: Pa
     asked = recipe(tiny)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # who runs recipes reads it in tables and files
-        result = execute(asked, asked.federation(), RunFolder.create("x", 0, tmp_path / "x"))
+        result = execute(asked, asked.federation(), Recorder.create("x", 0, tmp_path / "x"))
     summary = json.loads((tmp_path / "x" / "run.json").read_text())["summary"]
     assert [client["participation"]["answered"] for client in summary["clients"]] == [3, 0, 2]
     assert summary["clients"] == json.loads(json.dumps(result.summary()["clients"]))
@@ -185,7 +186,7 @@ def test_the_final_table_and_json_tell_it(
 
 def test_it_is_the_same_after_resuming(tiny: dict[str, Any], tmp_path: Path) -> None:
     asked = recipe(tiny)
-    once = RunFolder.create("x", 0, tmp_path / "once")
+    once = Recorder.create("x", 0, tmp_path / "once")
     execute(asked, asked.federation(), once)
     for at in (1, 2, 3):
 
@@ -195,8 +196,8 @@ def test_it_is_the_same_after_resuming(tiny: dict[str, Any], tmp_path: Path) -> 
 
         place = tmp_path / f"stopped-{at}"
         with pytest.raises(mutua.RunError, match="to go on"):
-            execute(asked, asked.federation(), RunFolder.create("x", 0, place), callbacks=[stop])
-        execute(asked, asked.federation(), RunFolder.resume(place))
+            execute(asked, asked.federation(), Recorder.create("x", 0, place), callbacks=[stop])
+        execute(asked, asked.federation(), ResumedRecorder(place))
         for name in ("participation.csv", "history.csv", "ledger.csv"):
             assert (place / name).read_bytes() == (once.path / name).read_bytes()
         runs = [json.loads((path / "run.json").read_text())["summary"] for path in (place, once.path)]

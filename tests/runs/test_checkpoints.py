@@ -27,13 +27,21 @@ from mutua.federation.store import Commit, State, Store
 from mutua.recipe.checkpoints import CheckpointSettings as Settings
 from mutua.rounds.loop import RunState
 from mutua.runs import checkpoints
-from mutua.runs.checkpoints import Checkpoints, Damaged, Manifest, decode, due, encode
+from mutua.runs.checkpoints import (
+    CheckpointFolder,
+    DamagedCheckpoint,
+    Manifest,
+    checkpoint_due,
+    decode_state,
+    encode_state,
+)
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
 from mutua.support import files, safe_reading
-from mutua.support.growing_files import Mark
+from mutua.support.growing_files import TableEnd
 
-MARK = Mark(bytes=0, rows=0, sha256="")
+MARK = TableEnd(bytes=0, rows=0, sha256="")
 FACTS: dict[str, Any] = {"versions": {}, "history": MARK, "ledger": MARK}
 
 
@@ -59,7 +67,7 @@ def names(path: Path) -> set[str]:
 
 
 def joined(*what: Any, **about: Any) -> bytes:
-    return b"".join(encode(*what, **about))
+    return b"".join(encode_state(*what, **about))
 
 
 def same(a: State, b: State) -> bool:
@@ -80,7 +88,7 @@ def test_what_is_kept_comes_back_in_names_order_and_bits() -> None:
         "personal.optimizer": {"0/slash": torch.tensor(7), "flags": torch.tensor([True, False])},
         "ähre": {"half": torch.ones(2, dtype=torch.float16), "none": torch.zeros(0, 5)},
     }
-    found, reply, about = decode(joined(kept, client="c", round=3))
+    found, reply, about = decode_state(joined(kept, client="c", round=3))
     assert same(found, kept) and reply is None
     assert about == {"format": 1, "client": "c", "round": 3}
     assert joined(kept, client="c", round=3) == joined(kept, client="c", round=3)
@@ -93,7 +101,7 @@ def test_a_reply_comes_back_part_by_part_in_order() -> None:
         apples=count(3),
         public=Part(Kind.SCORES, {"": torch.rand(2, 2)}),
     )
-    found = decode(joined({"meme": {"z": torch.tensor(9.0)}}, sent))[1]
+    found = decode_state(joined({"meme": {"z": torch.tensor(9.0)}}, sent))[1]
     assert found is not None and found == sent
     assert [(n, p.kind, list(p.arrays)) for n, p in found.items()] == [
         (n, p.kind, list(p.arrays)) for n, p in sent.items()
@@ -123,20 +131,20 @@ def test_the_file_is_one_that_the_library_reads_and_would_write() -> None:
         if name != "__metadata__"
     )
     with pytest.raises(RunError, match=r"'g/w' cannot be saved: safetensors has no torch.complex128"):
-        encode({"g": {"w": torch.ones(1, dtype=torch.complex128)}})
+        encode_state({"g": {"w": torch.ones(1, dtype=torch.complex128)}})
 
 
 @pytest.mark.parametrize("group", ["a/b", ""])
 def test_a_group_that_could_not_be_told_apart_is_refused(group: str) -> None:
     with pytest.raises(RunError, match="cannot be saved"):
-        encode({group: {"w": torch.ones(1)}})
+        encode_state({group: {"w": torch.ones(1)}})
 
 
 def test_terms_come_back_to_the_last_digit_and_so_do_those_that_are_no_numbers(tmp_path: Path) -> None:
     terms = {"personal": 0.1 + 0.2, "meme": math.nan, "digest": -math.inf}
-    held = Checkpoints(tmp_path)
+    held = CheckpointFolder(tmp_path)
     made = held.write(RunState(1, {}, {"c": Store([Commit(1, {}, None, terms)])}), **FACTS)
-    (commit,) = Checkpoints(tmp_path).load(made)[1]["c"].commits
+    (commit,) = CheckpointFolder(tmp_path).load(made)[1]["c"].commits
     assert repr(commit.terms) == repr(terms)
 
 
@@ -153,7 +161,7 @@ def test_the_three_lines_of_the_documents_load_a_model(finished: Any, tmp_path: 
 
 
 def test_server_and_clients_are_apart_and_only_what_changed_is_written(tmp_path: Path) -> None:
-    held = Checkpoints(tmp_path)
+    held = CheckpointFolder(tmp_path)
     first = held.write(standing(1, a=1, b=1), **FACTS)
     assert names(tmp_path) == {
         "000001.json",
@@ -167,7 +175,7 @@ def test_server_and_clients_are_apart_and_only_what_changed_is_written(tmp_path:
     after = (tmp_path / "clients/b/000001.safetensors").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert second.clients["b"] == first.clients["b"]
-    server, stores = Checkpoints(tmp_path).load(second)
+    server, stores = CheckpointFolder(tmp_path).load(second)
     assert float(server["global"]["w"]) == 2
     assert {c: store.commits[-1].round for c, store in stores.items()} == {"a": 2, "b": 1}
     assert same(stores["b"].state, state(1))
@@ -179,7 +187,7 @@ def test_server_and_clients_are_apart_and_only_what_changed_is_written(tmp_path:
 
 
 def test_a_reply_is_kept_until_the_server_has_merged_it(tmp_path: Path) -> None:
-    held = Checkpoints(tmp_path)
+    held = CheckpointFolder(tmp_path)
     reply = Message(meme=weights({"w": torch.ones(1)}))
     ahead = RunState(1, {}, {"a": stored(2, reply), "b": stored(1, reply)})
     found = held.load(held.write(ahead, **FACTS))[1]
@@ -188,27 +196,31 @@ def test_a_reply_is_kept_until_the_server_has_merged_it(tmp_path: Path) -> None:
 
 def test_stopped_in_the_clients_start(tmp_path: Path) -> None:
     """There is no server's state yet, and the next checkpoint takes its place."""
-    held = Checkpoints(tmp_path)
+    held = CheckpointFolder(tmp_path)
     held.write(replace(standing(-1, a=0), server={}), **FACTS)
-    again = Checkpoints(tmp_path)
+    again = CheckpointFolder(tmp_path)
     assert again.newest is not None and again.newest.round == -1 and again.newest.server is None
     assert again.load(again.newest)[0] == {}
     again.write(standing(0, a=0, b=0), **FACTS)
-    assert list(again.kept) == list(Checkpoints(tmp_path).kept) == [0]
+    assert list(again.kept) == list(CheckpointFolder(tmp_path).kept) == [0]
 
 
 # When, and how many
 
 
 def test_every_so_many_rounds_but_not_too_often() -> None:
-    assert [due(Settings(), round, since) for round, since in ((0, 31), (1, 30), (2, 29.9))] == [True, True, False]
-    assert [due(Settings(every=3, seconds=0), round, 0) for round in range(7)] == [
+    assert [checkpoint_due(Settings(), round, since) for round, since in ((0, 31), (1, 30), (2, 29.9))] == [
+        True,
+        True,
+        False,
+    ]
+    assert [checkpoint_due(Settings(every=3, seconds=0), round, 0) for round in range(7)] == [
         round % 3 == 0 for round in range(7)
     ]
 
 
-def held_of(path: Path, **validation: float | None) -> Checkpoints:
-    held = Checkpoints(path)
+def held_of(path: Path, **validation: float | None) -> CheckpointFolder:
+    held = CheckpointFolder(path)
     for name, value in validation.items():
         round = int(name[1:])
         held.write(standing(round, a=round, b=0), validation=value, **FACTS)
@@ -232,10 +244,10 @@ def test_the_last_and_the_best_stay_and_their_files(tmp_path: Path) -> None:
         *(f"clients/a/00000{r}.safetensors" for r in (1, 4)),
         "clients/b/000000.safetensors",
     }
-    for manifest in Checkpoints(tmp_path).kept.values():
+    for manifest in CheckpointFolder(tmp_path).kept.values():
         held.load(manifest)
     assert held.sweep(1, best=False)[0] == [1]
-    assert list(Checkpoints(tmp_path).kept) == [4]
+    assert list(CheckpointFolder(tmp_path).kept) == [4]
     held.sweep(0, best=True)
     assert names(tmp_path) == set()
 
@@ -246,10 +258,10 @@ def test_without_validation_nothing_is_best(tmp_path: Path) -> None:
 
 def test_a_run_keeps_as_many_as_its_recipe_says(tiny: dict[str, Any], tmp_path: Path) -> None:
     recipe = Recipe.of({**tiny, "rounds": 6, "checkpoints": {"seconds": 0, "every": 2, "keep": 3, "best": False}})
-    execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, tmp_path / "run"))
+    execute(recipe, recipe.federation(), Recorder.create("tiny", 0, tmp_path / "run"))
     assert list(RunFolder(tmp_path / "run").checkpoints.kept) == [4, 6, 7]
     quick = recipe.with_(checkpoints=Settings())
-    execute(quick, quick.federation(), RunFolder.create("tiny", 0, tmp_path / "quick"))
+    execute(quick, quick.federation(), Recorder.create("tiny", 0, tmp_path / "quick"))
     assert list(RunFolder(tmp_path / "quick").checkpoints.kept) == [
         7
     ]  # nothing to lose in half a minute but the end
@@ -268,8 +280,8 @@ def test_the_best_is_by_the_mean_over_clients_on_validation_data(finished: Any) 
 
 
 def harmless(data: bytes) -> None:
-    with suppress(Damaged):
-        decode(data)
+    with suppress(DamagedCheckpoint):
+        decode_state(data)
 
 
 GOOD = joined(state(1), Message(meme=weights({"w": torch.ones(3)}), apples=count(1)), client="c", round=1)
@@ -325,8 +337,8 @@ def header(**entries: Any) -> bytes:
 def test_what_claims_too_much_is_refused_before_it_is_given(data: bytes) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(Damaged):
-            decode(data)
+        with pytest.raises(DamagedCheckpoint):
+            decode_state(data)
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
@@ -337,14 +349,14 @@ def test_files_larger_than_the_limit_are_neither_written_nor_read(
 ) -> None:
     held = held_of(tmp_path, r1=None)
     with (tmp_path / "000002.json").open("wb") as file:
-        file.truncate(safe_reading.TEXT + 1)
+        file.truncate(safe_reading.MAX_TEXT_BYTES + 1)
     with (tmp_path / "server" / "000001.safetensors").open("r+b") as file:
         file.truncate(2**40)  # a hole: it takes no room
-    again = Checkpoints(tmp_path)
-    assert list(again.damaged.values()) == [f"it has more than {safe_reading.TEXT} bytes"]
-    with pytest.raises(Damaged, match=r"server/000001.safetensors has 1099511627776 bytes; it had \d+$"):
+    again = CheckpointFolder(tmp_path)
+    assert list(again.damaged.values()) == [f"it has more than {safe_reading.MAX_TEXT_BYTES} bytes"]
+    with pytest.raises(DamagedCheckpoint, match=r"server/000001.safetensors has 1099511627776 bytes; it had \d+$"):
         again.load(again.kept[1])
-    for limit in ("ARRAYS", "NAMES", "TEXT"):
+    for limit in ("MAX_ARRAY_BYTES", "MAX_HEADER_BYTES", "MAX_TEXT_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(safe_reading, limit, 100)
             with pytest.raises(RunError, match="it is too large"):
@@ -377,20 +389,20 @@ MANIFESTS = {
 @pytest.mark.parametrize(("text", "said"), MANIFESTS.items(), ids=range(len(MANIFESTS)))
 def test_a_manifest_that_is_not_whole_says_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "000001.json").write_text(text)
-    held = Checkpoints(tmp_path)
+    held = CheckpointFolder(tmp_path)
     assert not held.kept
     assert said in held.damaged[tmp_path / "000001.json"]
     (tmp_path / "000001.json").write_text(sealed(mood="good"))  # what a newer mutua put in is left alone
-    assert list(Checkpoints(tmp_path).kept) == [1]
+    assert list(CheckpointFolder(tmp_path).kept) == [1]
 
 
 def test_a_clients_file_under_anothers_name_is_refused(tmp_path: Path) -> None:
-    held = Checkpoints(tmp_path)
+    held = CheckpointFolder(tmp_path)
     made = held.write(standing(1, a=1, b=1), **FACTS)
     data = (tmp_path / "clients/b/000001.safetensors").read_bytes()
     (tmp_path / "clients/a/000001.safetensors").write_bytes(data)
     swapped = made.model_copy(update={"clients": {**made.clients, "a": made.clients["b"]}})
-    with pytest.raises(Damaged, match="clients/a: it is not what its name says"):
+    with pytest.raises(DamagedCheckpoint, match="clients/a: it is not what its name says"):
         held.load(swapped)
 
 
@@ -398,10 +410,10 @@ def test_a_clients_file_under_anothers_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_appear_together_or_not_at_all(tmp_path: Path) -> None:
-    files.write(tmp_path / "old", "old")
+    files.write_file(tmp_path / "old", "old")
 
     def fill() -> None:
-        with files.together() as made:
+        with files.atomic_files() as made:
             made.write(tmp_path / "old", "new")
             made.write(tmp_path / "sub" / "deep" / "new", b"new")
             assert (tmp_path / "old").read_text() == "old"
@@ -431,7 +443,7 @@ def test_everything_is_on_the_disk_before_it_is_named(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "fsync", fsync)
-    Checkpoints(tmp_path / "checkpoints").write(standing(1, a=1), **FACTS)
+    CheckpointFolder(tmp_path / "checkpoints").write(standing(1, a=1), **FACTS)
     at = done.index
     for name in ("000001.safetensors", "000001.json"):
         assert at(f"sync {name}.aside") < at(f"name {name}")

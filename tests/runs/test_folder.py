@@ -20,11 +20,14 @@ from safetensors.torch import load_file, save_file
 import mutua
 from mutua import InputError, Recipe, RunError
 from mutua.methods import base
-from mutua.runs import folder
+from mutua.runs import recording
 from mutua.runs.execute import execute
-from mutua.runs.folder import RunFolder, dated, filling, new_folder
+from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 from mutua.support import safe_reading
 from mutua.support.files import to_json
+from mutua.support.folders import dated_folder, fill_folder, new_folder
 
 Finished = Callable[..., tuple[Path, Any]]
 
@@ -80,7 +83,7 @@ def test_the_files(finished: Finished) -> None:
 def test_the_recipe_runs_again_to_the_same_bytes(finished: Finished, tmp_path: Path) -> None:
     folder, _ = finished()
     again = Recipe.load(folder / "recipe.yaml")
-    execute(again, again.federation(), RunFolder.create("again", 0, tmp_path / "again"))
+    execute(again, again.federation(), Recorder.create("again", 0, tmp_path / "again"))
     for name in ("recipe.yaml", "history.csv", "ledger.csv", "global/weights.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
     for name in ("personal.safetensors", "card.json", "confusion.json"):
@@ -187,7 +190,7 @@ def test_a_partial_global_has_no_classes_of_its_own(finished: Finished) -> None:
 
 def test_history_and_ledger_grow_with_the_rounds(tiny: dict[str, Any], tmp_path: Path) -> None:
     recipe = Recipe.of({**tiny, "rounds": 3})
-    folder = RunFolder.create("tiny", 0, tmp_path / "run")
+    folder = Recorder.create("tiny", 0, tmp_path / "run")
     seen: list[tuple[int, int]] = []
 
     def watch(event: Any) -> None:
@@ -216,7 +219,7 @@ def test_what_stops_a_run_leaves_what_it_had(
     tiny: dict[str, Any], tmp_path: Path, problem: BaseException, said: str
 ) -> None:
     recipe = Recipe.of({**tiny, "rounds": 3})
-    folder = RunFolder.create("tiny", 0, tmp_path / "run")
+    folder = Recorder.create("tiny", 0, tmp_path / "run")
 
     def stop(event: Any) -> None:
         if type(event).__name__ == "Reached" and event.standing.round == 1:
@@ -233,7 +236,7 @@ def test_a_full_disk_is_one_line_and_the_history_is_kept(tiny: dict[str, Any], t
     """A limit on the size of files stands in for the disk: the weights do not fit, the history does."""
     recipe = Recipe.of(tiny)
     federation = recipe.federation()
-    folder = RunFolder.create("tiny", 0, tmp_path / "run")
+    folder = Recorder.create("tiny", 0, tmp_path / "run")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
     try:
@@ -250,7 +253,7 @@ def test_a_full_disk_is_one_line_and_the_history_is_kept(tiny: dict[str, Any], t
 def test_a_mistake_found_late_leaves_no_folder(tiny: dict[str, Any], tmp_path: Path) -> None:
     recipe = Recipe.of({**tiny, "topology": "nothing"})
     with pytest.raises(InputError, match=r"topology"):
-        execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, tmp_path / "run"))
+        execute(recipe, recipe.federation(), Recorder.create("tiny", 0, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -267,10 +270,10 @@ def test_a_run_that_had_not_begun_leaves_no_folder_and_cannot_go_on(
     def stop(*_: Any) -> None:
         raise problem
 
-    monkeypatch.setattr(RunFolder, "write_recipe", stop)
+    monkeypatch.setattr(Recorder, "write_recipe", stop)
     recipe = Recipe.of(tiny)
     with pytest.raises(RunError, match=said):
-        execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, tmp_path / "run"))
+        execute(recipe, recipe.federation(), Recorder.create("tiny", 0, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -281,10 +284,10 @@ def test_a_folder_that_could_not_be_made_can_be_made_again(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("mutua.support.growing_files.Table.begin", full)
+        patch.setattr("mutua.support.growing_files.GrowingTable.begin", full)
         with pytest.raises(InputError, match=r"^--out: cannot write to .*run: No space left on device; name ano"):
-            RunFolder.create("tiny", 0, tmp_path / "run")
-    assert RunFolder.create("tiny", 0, tmp_path / "run").path.is_dir()
+            Recorder.create("tiny", 0, tmp_path / "run")
+    assert Recorder.create("tiny", 0, tmp_path / "run").path.is_dir()
 
 
 def test_a_folder_whose_run_was_killed_before_it_began_is_used_again(
@@ -294,17 +297,17 @@ def test_a_folder_whose_run_was_killed_before_it_began_is_used_again(
     child = os.fork()
     if child == 0:
         monkeypatch.setattr(
-            "mutua.support.files.Together.settle", lambda _: os._exit(9)
+            "mutua.support.files.AtomicFiles.commit", lambda _: os._exit(9)
         )  # recipe.yaml is half there
-        execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, run))
+        execute(recipe, recipe.federation(), Recorder.create("tiny", 0, run))
     os.waitpid(child, 0)
     left = sorted(path.name for path in run.iterdir())
     assert left == ["history.csv", "ledger.csv", "lock", "participation.csv", "recipe.yaml.aside"]
     with pytest.raises(
         InputError, match=f"no run has begun there; begin one there: mutua run RECIPE --out {run}$"
     ):
-        RunFolder.resume(run)
-    execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, run))
+        ResumedRecorder(run)
+    execute(recipe, recipe.federation(), Recorder.create("tiny", 0, run))
     assert RunFolder.open(run).record.plan.rounds == tiny["rounds"]
 
 
@@ -316,16 +319,16 @@ def test_files_that_are_somebodys_are_never_written_over(files: dict[str, str], 
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match="is there already and not empty"):
-        RunFolder.create("tiny", 0, tmp_path)
+        Recorder.create("tiny", 0, tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
 def test_a_mistake_in_code_is_traced_and_how_to_go_on_is_said(tiny: dict[str, Any], tmp_path: Path) -> None:
-    folder, recipe = RunFolder.create("tiny", 0, tmp_path / "run"), Recipe.of({**tiny, "rounds": 2})
+    folder, recipe = Recorder.create("tiny", 0, tmp_path / "run"), Recipe.of({**tiny, "rounds": 2})
     with pytest.raises(ZeroDivisionError) as caught:
         execute(recipe, recipe.federation(), folder, callbacks=[lambda event: 1 / 0])
     assert caught.value.__notes__ == [f"stopped by ZeroDivisionError; to go on: mutua run --resume {folder.path}"]
-    assert folder.events.read()[-1]["reason"] == "stopped by ZeroDivisionError"
+    assert folder.folder.events.read()[-1]["reason"] == "stopped by ZeroDivisionError"
 
 
 # Places
@@ -345,7 +348,7 @@ def test_a_new_folder_is_new_or_empty(tmp_path: Path) -> None:
 
 
 def test_filling_takes_an_empty_folder_away_again_and_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), filling(tmp_path / "a"):
+    with pytest.raises(ZeroDivisionError), fill_folder(tmp_path / "a"):
         1 / 0  # noqa: B018
     assert not (tmp_path / "a").exists()
 
@@ -353,15 +356,18 @@ def test_filling_takes_an_empty_folder_away_again_and_nothing_else(tmp_path: Pat
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(RunError, match=r"cannot write to .*b: No space left"), filling(tmp_path / "b") as folder:
+    with (
+        pytest.raises(RunError, match=r"cannot write to .*b: No space left"),
+        fill_folder(tmp_path / "b") as folder,
+    ):
         fail(folder)
     assert (tmp_path / "b" / "half").is_file()
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
-    first, second = (RunFolder.create("x", 5, under=tmp_path).path for _ in range(2))
+    first, second = (Recorder.create("x", 5, under=tmp_path).path for _ in range(2))
     assert first != second and first.name.startswith("x-2") and first.name.endswith("-5")
-    assert dated("x", under=tmp_path).parent == tmp_path
+    assert dated_folder("x", under=tmp_path).parent == tmp_path
 
 
 def test_so_they_have_where_both_looked_before_either_made_one(
@@ -375,11 +381,11 @@ def test_so_they_have_where_both_looked_before_either_made_one(
         make(path, *given, **more)
 
     monkeypatch.setattr(Path, "mkdir", other_first)
-    made = dated("x", under=tmp_path)
+    made = dated_folder("x", under=tmp_path)
     assert made.name.endswith("-2") and len(list(tmp_path.iterdir())) == 2
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match=r"^--out: cannot write to .*nowhere"):
-        dated("x", under=tmp_path / "nowhere")
+        dated_folder("x", under=tmp_path / "nowhere")
 
 
 # Reading what a stranger sent
@@ -502,7 +508,7 @@ def test_a_model_that_has_diverged_leaves_readable_json(finished: Finished) -> N
 
 
 def test_a_recipe_in_another_alphabet(tiny: dict[str, Any], tmp_path: Path) -> None:
-    folder = RunFolder.create("tiny", 0, tmp_path / "Läufe")
+    folder = Recorder.create("tiny", 0, tmp_path / "Läufe")
     folder.write_recipe(Recipe.of({**tiny, "data": {"name": "arrays", "path": "größe.npz"}}))
     written = yaml.safe_load((folder.path / "recipe.yaml").read_text(encoding="utf-8"))
     assert written["data"]["path"] == "größe.npz"
@@ -516,8 +522,8 @@ def test_a_recipe_of_thousands_of_clients_can_be_read_again_or_is_refused(
     entries = [{"id": f"c{i}", "data": mine, "model": "mlp"} for i, mine in enumerate(data)]
     recipe = Recipe.of({"clients": entries, "method": "fml", "models": {"global": "mlp"}})
     assert Recipe.of(safe_reading.from_yaml(recipe.dump())) == recipe
-    monkeypatch.setattr(folder, "LONG_RECIPE", 0)
-    monkeypatch.setattr(safe_reading, "NODES", 60)
+    monkeypatch.setattr(recording, "LONG_RECIPE", 0)
+    monkeypatch.setattr(safe_reading, "MAX_YAML_VALUES", 60)
     done = command("run", "tiny.yaml", "--out", "x")
     assert done.code == 2 and "recipe: filled in with its defaults it could not be read again (" in done.err
     assert "data and partition" in done.err and not (tmp_path / "x").exists()

@@ -19,7 +19,7 @@ from mutua import Recipe
 from mutua.federation.store import Store
 from mutua.rounds.progress import Hashing
 from mutua.runs import inputs
-from mutua.runs.checkpoints import Checkpoints, _sum
+from mutua.runs.checkpoints import CheckpointFolder, _sum
 from mutua.runs.folder import RunFolder
 
 Command = Callable[..., Any]
@@ -274,7 +274,7 @@ def test_a_checksum_is_of_every_byte_and_shows_how_far_it_has_come(place: Path) 
     recipe = Recipe.of(PEERS)
     federation = recipe.federation()
     shown: list[tuple[int, int]] = []
-    found = inputs.inputs(recipe, federation, lambda *at: shown.append(at)).sums
+    found = inputs.hash_inputs(recipe, federation, lambda *at: shown.append(at)).sums
     client = federation.clients[0]
 
     def digest(data: bytes) -> bytes:
@@ -308,7 +308,7 @@ def test_a_recorded_recipe_that_cannot_be_read_is_one_line(
     command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = stopped(command, PEERS, monkeypatch)
-    newest = Checkpoints(run / "checkpoints").newest
+    newest = CheckpointFolder(run / "checkpoints").newest
     assert newest is not None
     path = run / "checkpoints" / f"{newest.round:06d}.json"
     for recipe in ("{", "5", "rounds: 1"):

@@ -18,9 +18,11 @@ import mutua
 from mutua import InputError, Recipe, RunError
 from mutua.federation.store import Store
 from mutua.methods import base
-from mutua.runs.checkpoints import Checkpoints
+from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 
 Command = Callable[..., Any]
 
@@ -56,11 +58,11 @@ def recipe_of(method: str, rounds: int, **more: Any) -> Recipe:
 
 
 def begin(recipe: Recipe, place: Path) -> None:
-    execute(recipe, recipe.federation(), RunFolder.create("tiny", 0, place))
+    execute(recipe, recipe.federation(), Recorder.create("tiny", 0, place))
 
 
 def longer(place: Path, rounds: int | None) -> RunFolder:
-    folder = RunFolder.resume(place, rounds=rounds)
+    folder = ResumedRecorder(place, rounds=rounds)
     recipe = folder.recipe
     execute(recipe, recipe.federation(), folder)
     return folder
@@ -76,7 +78,7 @@ def left(place: Path) -> dict[str, Any]:
     }
     record = json.loads((place / "run.json").read_text())
     del record["summary"]["seconds"]
-    newest = Checkpoints(place / "checkpoints").newest
+    newest = CheckpointFolder(place / "checkpoints").newest
     assert newest is not None
     state = newest.round, newest.server, newest.clients, newest.before, newest.unfinished
     return {**found, "run.json": record, "state": state}
@@ -165,11 +167,11 @@ def test_killed_while_it_becomes_longer_it_is_as_it_was_or_goes_on(step: int, tm
 
             for name in names:
                 setattr(os, name, count(name))
-            folder = RunFolder.resume(place, rounds=3)
+            folder = ResumedRecorder(place, rounds=3)
             folder.begin(recipe, federation)
             os._exit(0)
         died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-        folder = RunFolder.resume(place, rounds=3)
+        folder = ResumedRecorder(place, rounds=3)
         execute(folder.recipe, federation, folder)
         assert left(place) == expected, moment
     assert moment > 23
@@ -280,7 +282,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_becomes_longer(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written()
-    monkeypatch.setattr(RunFolder, "save", lambda *_: 1 / 0)
+    monkeypatch.setattr(Recorder, "save", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         command("run", "r.yaml", "--set", "checkpoints.seconds=0", "--out", "x")
     monkeypatch.undo()

@@ -25,10 +25,12 @@ from mutua.engines.workers import Workers
 from mutua.federation.store import Store
 from mutua.methods import base
 from mutua.rounds.history import Row
-from mutua.runs.folder import RunFolder, versions
-from mutua.runs.listing import Overview
-from mutua.support.files import in_use
-from mutua.support.growing_files import Mark, Table
+from mutua.runs.folder import RunFolder
+from mutua.runs.listing import RunOverview
+from mutua.runs.recording import Recorder, versions
+from mutua.runs.resuming import ResumedRecorder
+from mutua.support.folders import in_use
+from mutua.support.growing_files import GrowingTable, TableEnd
 
 
 def work_in(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +141,7 @@ def test_a_second_signal_at_any_moment_of_a_tables_growth_leaves_a_true_mark(tmp
             if not left:
                 raise KeyboardInterrupt
 
-        table = Table(tmp_path / "history.csv", Row._fields)
+        table = GrowingTable(tmp_path / "history.csv", Row._fields, Row)
         table.begin()
         try:
             sys.setprofile(second)
@@ -149,8 +151,8 @@ def test_a_second_signal_at_any_moment_of_a_tables_growth_leaves_a_true_mark(tmp
             stopped = True
         table.extend(rows)
         data = table.path.read_bytes()
-        expected = Mark(bytes=len(data), rows=2, sha256=hashlib.sha256(data).hexdigest())
-        assert table.mark == expected and data.count(b"\n") == 3, moment
+        expected = TableEnd(bytes=len(data), rows=2, sha256=hashlib.sha256(data).hexdigest())
+        assert table.end == expected and data.count(b"\n") == 3, moment
     assert moment > 10
 
 
@@ -201,15 +203,15 @@ def test_a_run_that_is_over_is_left_alone_and_one_that_has_not_begun_is_said(
     assert go_on(stopped) == [] and left(stopped) == before
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"--resume: .*empty has no recipe.yaml: no run has begun there"):
-        RunFolder.resume(tmp_path / "empty")
+        ResumedRecorder(tmp_path / "empty")
     with pytest.raises(InputError, match=r"--resume: .*nowhere is not a folder"):
-        RunFolder.resume(tmp_path / "nowhere")
+        ResumedRecorder(tmp_path / "nowhere")
 
 
 def test_killed_while_results_are_written(stopped: Path, whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rounds are done, but run.json, which comes last, is not there."""
     federation, expected, _ = whole("fmlu")
-    monkeypatch.setattr(RunFolder, "write", lambda *_: 1 / 0)
+    monkeypatch.setattr(Recorder, "finish", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         go_on(stopped, federation)
     monkeypatch.undo()
@@ -235,12 +237,12 @@ def test_other_data_is_refused_and_the_folder_stays(stopped: Path, whole: Any) -
 
 
 def test_another_version_is_said(stopped: Path, whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutua.runs.folder.versions", lambda: {**versions(), "torch": "99.0"})
+    monkeypatch.setattr("mutua.runs.resuming.versions", lambda: {**versions(), "torch": "99.0"})
     said = go_on(stopped, whole("fmlu")[0])
     assert said == [f"torch has changed from {versions()['torch']} to 99.0: the bytes may not be the same"]
 
 
-# Damaged
+# DamagedCheckpoint
 
 
 def cut(path: Path) -> None:
@@ -316,10 +318,10 @@ def test_a_torn_last_line_is_said_and_stepped_over(end: bytes, stopped: Path, wh
 
 
 def test_two_runs_in_one_folder_are_refused_while_the_first_lives(stopped: Path, whole: Any) -> None:
-    first = RunFolder.resume(stopped)
+    first = ResumedRecorder(stopped)
     said = rf"--resume: {stopped} is in use by another run \(process {os.getpid()}\)"
     with pytest.raises(InputError, match=said):
-        RunFolder.resume(stopped)
+        ResumedRecorder(stopped)
     assert in_use(stopped)
     # A process that the run started does not hold the folder when the run is dead.
     (read, write), (ready, here) = os.pipe(), os.pipe()
@@ -345,7 +347,7 @@ def test_who_only_looks_does_not_keep_a_run_from_its_folder(
     looker = (stopped / "lock").open()
     fcntl.flock(looker, fcntl.LOCK_SH)
     monkeypatch.setattr(time, "sleep", lambda _: looker.close())
-    assert RunFolder.resume(stopped) and looker.closed
+    assert ResumedRecorder(stopped) and looker.closed
 
 
 def test_a_run_may_be_looked_at_while_it_removes_files(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,14 +367,14 @@ def test_a_run_may_be_looked_at_while_it_removes_files(stopped: Path, monkeypatc
         return found
 
     monkeypatch.setattr(Path, "open", read_too_late)
-    seen = Overview.of(stopped)
+    seen = RunOverview.of(stopped)
     assert seen.checkpoints() and all(one["whole"] for one in seen.checkpoints())
     monkeypatch.setattr(Path, "stat", look_once)
     assert seen.bytes > 0 and not arrays.exists()
 
 
 def test_a_killed_run_leaves_no_lock(stopped: Path, whole: Any) -> None:
-    killed(10**9, lambda: setattr(sys.modules[__name__], "_held", RunFolder.resume(stopped)))
+    killed(10**9, lambda: setattr(sys.modules[__name__], "_held", ResumedRecorder(stopped)))
     assert (stopped / "lock").read_text() not in ("", str(os.getpid()))
     go_on(stopped, whole("fmlu")[0])
     assert left(stopped) == whole("fmlu")[1]
@@ -482,7 +484,7 @@ def test_a_folder_that_may_not_be_written(whole: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"^--resume: cannot write to {run}: Read-only file system$"):
             go_on(run, federation)
         with pytest.raises(InputError, match=r"^--out: cannot write to .*: Read-only file system; "):
-            RunFolder.create("tiny", 0, tmp_path / "other")
+            Recorder.create("tiny", 0, tmp_path / "other")
         assert RunFolder(run).checkpoints.newest is not None  # looking is allowed
         mount("tmpfs", tmp_path, REMOUNT, "")
         go_on(run, federation)
@@ -505,7 +507,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(
             return now
 
     monkeypatch.setattr("mutua.support.growing_files.datetime", Backwards)
-    monkeypatch.setattr("mutua.runs.folder.datetime", Backwards)
+    monkeypatch.setattr("mutua.support.folders.datetime", Backwards)
     monkeypatch.setattr(time, "time", lambda: Backwards.now().timestamp())
     place = tmp_path / "run"
     with pytest.raises(RunError, match="enough"):

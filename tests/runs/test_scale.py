@@ -14,7 +14,8 @@ from mutua.recipe.grid import Cell
 from mutua.reports.loggers import Logged
 from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
-from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 from mutua.studies import sweep_runner
 from mutua.studies.sweep import Sweep
 from mutua.support.row_log import Log
@@ -60,7 +61,7 @@ def test_no_row_is_looked_at_again_in_later_rounds_nor_once_for_every_client(
         if isinstance(event, RoundStarted | RoundEnded):
             in_round.append(looks())
 
-    folder = RunFolder.create("x", 0, tmp_path / "x")
+    folder = Recorder.create("x", 0, tmp_path / "x")
     result = execute(recipe, recipe.federation(), folder, workers=1, callbacks=[Logged(Ears()), watch])
     a_round = [b - a for a, b in zip(in_round[1::2], in_round[3::2], strict=False)]
     assert len(a_round) == 5 and len(set(a_round)) == 1
@@ -86,11 +87,11 @@ def test_rows_that_a_file_holds_leave_memory_and_the_run_ends_in_the_same_bytes(
     for name, most in (("whole", 10**6), ("few", 20), ("stopped", 20)):
         monkeypatch.setattr("mutua.support.row_log.KEPT", most)
         kept.clear()
-        folder = RunFolder.create("x", 0, tmp_path / name)
+        folder = Recorder.create("x", 0, tmp_path / name)
         if name == "stopped":
             with pytest.raises(Exception, match="to go on"):
                 execute(recipe, recipe.federation(), folder, callbacks=[stop])
-            folder = RunFolder.resume(tmp_path / name)
+            folder = ResumedRecorder(tmp_path / name)
         results.append(execute(recipe, recipe.federation(), folder, callbacks=[watch]))
         assert (max(kept) > 200) == (name == "whole")
     for name in ("few", "stopped"):

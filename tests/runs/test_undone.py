@@ -18,7 +18,7 @@ from mutua.federation.store import Store
 from mutua.methods import FineTuned
 from mutua.methods.participant import Participant
 from mutua.runs.execute import execute
-from mutua.runs.folder import RunFolder
+from mutua.runs.resuming import ResumedRecorder
 from mutua.support.processes import can_fork
 
 Poison = Callable[..., None]
@@ -59,7 +59,7 @@ def recipe(rounds: int, **more: Any) -> Recipe:
 
 
 def lengthened(place: Path, rounds: int) -> None:
-    folder = RunFolder.resume(place, rounds=rounds)
+    folder = ResumedRecorder(place, rounds=rounds)
     execute(folder.recipe, folder.recipe.federation(), folder)
 
 

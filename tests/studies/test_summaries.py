@@ -10,7 +10,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from mutua.studies.summaries import summarise, write_comparison
-from mutua.support.files import together
+from mutua.support.files import atomic_files
 
 # The arithmetic
 
@@ -104,7 +104,7 @@ def test_domains_are_compared_where_all_runs_have_them() -> None:
 
 def test_the_files(tmp_path: Path) -> None:
     def save(some: list[Any]) -> None:
-        with together() as files:
+        with atomic_files() as files:
             write_comparison(files, tmp_path, some)
 
     runs = [(name, one(0.5, None if name == "y" else 0.25, seed=s)) for s in (0, 1) for name in "xy"]

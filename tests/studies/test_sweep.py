@@ -26,7 +26,7 @@ from mutua.reports.sections.better_off import better_off_blocks
 from mutua.reports.study import read_study
 from mutua.studies.sweep import PlannedRun, Sweep
 from mutua.support import signals
-from mutua.support.files import Lock, in_use
+from mutua.support.folders import FolderLock, in_use
 
 Command = Callable[..., Any]
 GRID = {
@@ -304,9 +304,9 @@ def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path)
     done = gridded(*words, "--set", "rounds=2")
     assert (done.code, done.out) == (2, "")
     assert done.err == "mutua: --out: x/fml-0 is of another recipe; name another folder or remove it\n"
-    held = Lock(tmp_path / "x", "--out")
+    held = FolderLock(tmp_path / "x", "--out")
     assert re.match(r"mutua: --out: x is in use by another run \(process \d+\)", gridded(*words).err)
-    held.free()
+    held.release()
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "mine.txt").touch()
     assert "y is there already and not empty" in gridded(*words[:-1], "y").err

@@ -17,8 +17,9 @@ import mutua
 from mutua import InputError, Recipe
 from mutua.recipe.grid import Cell
 from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
 from mutua.studies.sweep import PlannedRun
-from mutua.studies.sweep_runner import _folder
+from mutua.studies.sweep_runner import _recorder
 from mutua.support import importing
 
 NETS = """
@@ -174,13 +175,13 @@ def test_code_within_a_methods_options_is_named_too_and_a_comparison_trusts_its_
     gated = {"name": "mixture", "gate": {"name": f"{nets}:Net"}, "mixture_epochs": 1}
     recipe = Recipe.of({**TREE, "data": {"name": "mnist5k", "samples_per_client": 20}, "method": gated})
     assert recipe.code == [f"{nets}:Net"]
-    folder = RunFolder.create("mine", 0, tmp_path / "mine")
+    folder = Recorder.create("mine", 0, tmp_path / "mine")
     folder.write_recipe(recipe)
     assert folder._lock is not None
-    folder._lock.free()
+    folder._lock.release()
     monkeypatch.setattr(importing, "_trusted", set())
     planned = PlannedRun(Cell({}, {}), recipe, tmp_path / "mine")
-    assert _folder(planned).recipe.code == [f"{nets}:Net"]
+    assert _recorder(planned).recipe.code == [f"{nets}:Net"]
 
 
 def test_a_run_of_ones_own_goes_on_by_the_line_that_it_prints(

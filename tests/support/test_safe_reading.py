@@ -24,12 +24,13 @@ from torch._utils import _rebuild_meta_tensor_no_storage, _rebuild_tensor_v2
 from mutua import Architecture, InputError, Message, MutuaError, Recipe, Refused, load
 from mutua.models import architecture
 from mutua.runs import checkpoints
-from mutua.runs.checkpoints import Checkpoints, Damaged
+from mutua.runs.checkpoints import CheckpointFolder, DamagedCheckpoint
 from mutua.runs.folder import RunFolder
-from mutua.runs.listing import Overview
+from mutua.runs.listing import RunOverview
+from mutua.runs.resuming import ResumedRecorder
 from mutua.runs.saved_models import SavedModel
 from mutua.support import safe_reading
-from mutua.support.growing_files import Events
+from mutua.support.growing_files import EventLog
 
 Finished = Callable[..., tuple[Path, Any]]
 
@@ -74,11 +75,11 @@ ARRAYS = {
 def test_arrays_that_are_none(data: bytes, said: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=f"^not a message: .*{said}"):
         Message.decode(data)
-    with pytest.raises(Damaged, match=said):
-        checkpoints.decode(data)
+    with pytest.raises(DamagedCheckpoint, match=said):
+        checkpoints.decode_state(data)
     (tmp_path / "w.safetensors").write_bytes(data)
     with pytest.raises(safe_reading.Unreadable):
-        safe_reading.array_file(tmp_path / "w.safetensors")
+        safe_reading.read_arrays(tmp_path / "w.safetensors")
 
 
 def test_a_strangers_words_come_in_one_line_that_can_be_printed() -> None:
@@ -97,13 +98,13 @@ def test_a_strangers_words_come_in_one_line_that_can_be_printed() -> None:
 def test_groups_that_no_checkpoint_has(group: str) -> None:
     """They were read, but could not be saved again."""
     about = json.dumps({"format": 1, "groups": {group: []}, "reply": None})
-    with pytest.raises(Damaged, match="what this mutua does not know"):
-        checkpoints.decode(held({"__metadata__": {"mutua": about}}))
+    with pytest.raises(DamagedCheckpoint, match="what this mutua does not know"):
+        checkpoints.decode_state(held({"__metadata__": {"mutua": about}}))
 
 
 def test_terms_that_no_number_can_hold(tmp_path: Path) -> None:
     """Raised OverflowError."""
-    with pytest.raises(Damaged, match="its terms are no numbers"):
+    with pytest.raises(DamagedCheckpoint, match="its terms are no numbers"):
         checkpoints._numbers({"loss": 10**400})
 
 
@@ -155,7 +156,7 @@ def test_recipes_that_are_none(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         Recipe.load(tmp_path / "recipe.yaml")
     with suppress(InputError):
-        assert Overview.of(tmp_path).settings
+        assert RunOverview.of(tmp_path).settings
 
 
 def test_aliases_merges_and_dates_are_read_within_the_limits() -> None:
@@ -249,10 +250,10 @@ PICKLES: dict[str, tuple[Any, str]] = {
 def test_pickles(value: Any, said: str, tmp_path: Path) -> None:
     path = pickled(tmp_path / "w.pt", value)
     if not said:
-        assert safe_reading.array_file(path)["weight"].tolist() == [1] * 4
+        assert safe_reading.read_arrays(path)["weight"].tolist() == [1] * 4
         return
     with pytest.raises(safe_reading.Unreadable, match=said):
-        safe_reading.array_file(path)
+        safe_reading.read_arrays(path)
 
 
 def test_a_state_dict_of_every_type_is_read(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_a_state_dict_of_every_type_is_read(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     for whole in (plain, layout, model.state_dict(), dict(model.named_parameters())):
         torch.save(whole, tmp_path / "w.pt")
-        found = safe_reading.array_file(tmp_path / "w.pt")
+        found = safe_reading.read_arrays(tmp_path / "w.pt")
         assert found.keys() == whole.keys()
         for name, array in whole.items():
             assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
@@ -313,7 +314,7 @@ def test_links_and_pipes_are_refused_and_nothing_outside_is_touched(run: Path, n
         (run / name).symlink_to(outside)
     else:
         os.mkfifo(run / name)
-    for look in (RunFolder, RunFolder.open, Overview.of, RunFolder.resume):
+    for look in (RunFolder, RunFolder.open, RunOverview.of, ResumedRecorder):
         if kind == "pipe" and name == "recipe.yaml" and look is not RunFolder:
             continue  # it is not a file: no run has begun there
         with pytest.raises(InputError, match=f"{name} is a link or a device; a run's folder holds files"):
@@ -327,7 +328,7 @@ def test_hard_links_are_links(run: Path, name: str) -> None:
     outside = run.parent / "outside"
     os.link(run / name, outside)
     before = outside.read_bytes()
-    for look in (RunFolder, RunFolder.open, Overview.of, RunFolder.resume):
+    for look in (RunFolder, RunFolder.open, RunOverview.of, ResumedRecorder):
         with pytest.raises(InputError, match=f"{name} is a hard link; copy the folder"):
             look(run)
     assert outside.read_bytes() == before
@@ -366,7 +367,7 @@ HISTORIES = {
 def test_a_mark_that_is_not_the_files(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (run / "run.json").unlink()
     resealed(run, change)
-    assert any("history.csv is " in note for note in RunFolder.resume(run).notes)
+    assert any("history.csv is " in note for note in ResumedRecorder(run).notes)
 
 
 @pytest.mark.parametrize("row", ["1,c0\n", "x" * 200_000 + "\n", "\n", '"\n', "1,c0,m,s,m,x\n", "\xff\n"])
@@ -377,27 +378,27 @@ def test_rows_that_are_none(run: Path, row: str) -> None:
     (run / "history.csv").write_bytes(data)
     sum = checkpoints.hashlib.sha256(data).hexdigest()
     resealed(run, lambda m: m["history"].update(bytes=len(data), sha256=sum, rows=m["history"]["rows"] + 1))
-    assert any("history.csv is " in note for note in RunFolder.resume(run).notes)
+    assert any("history.csv is " in note for note in ResumedRecorder(run).notes)
 
 
 def test_settings_that_are_none(tmp_path: Path) -> None:
     """Raised pydantic's own error. Of a run that has recorded nothing yet its recipe is all there is."""
     (tmp_path / "recipe.yaml").write_text("checkpoints: {keep: -1}\nmethod: fml")
     with pytest.raises(InputError, match=r"checkpoints.keep: -1; it must be at least 1"):
-        Overview.of(tmp_path).settings  # noqa: B018
+        RunOverview.of(tmp_path).settings  # noqa: B018
 
 
 def test_a_folder_among_checkpoints_stays(run: Path) -> None:
     """To remove it as a file failed."""
     (run / "checkpoints" / "7.json").mkdir()
     (run / "checkpoints" / "server" / "x.safetensors").mkdir()
-    held = Checkpoints(run / "checkpoints")
+    held = CheckpointFolder(run / "checkpoints")
     assert held.sweep(1, best=True)[0] == []
     assert "Is a directory" in held_reason(run)
 
 
 def held_reason(run: Path) -> str:
-    return Checkpoints(run / "checkpoints").damaged[run / "checkpoints" / "7.json"]
+    return CheckpointFolder(run / "checkpoints").damaged[run / "checkpoints" / "7.json"]
 
 
 def test_a_run_without_events_is_shown(run: Path, command: Any) -> None:
@@ -411,10 +412,10 @@ def test_a_run_without_events_is_shown(run: Path, command: Any) -> None:
 
 
 def test_the_last_of_many_events_are_read_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = Events(tmp_path / "events.jsonl")
+    events = EventLog(tmp_path / "events.jsonl")
     for i in range(100):
         events.add("round", round=i)
-    monkeypatch.setattr(safe_reading, "TEXT", 500)
+    monkeypatch.setattr(safe_reading, "MAX_TEXT_BYTES", 500)
     assert [e["round"] for e in events.read()] == list(range(100))[-len(events.read()) :]
     with events.path.open("ab") as file:
         file.write(b'{"event": "torn')
@@ -457,10 +458,10 @@ from mutua import MutuaError
 from mutua import Message
 from mutua import Recipe
 from mutua.runs import checkpoints
-from mutua.runs.checkpoints import Checkpoints
+from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.folder import RunFolder
 from mutua.runs.saved_models import SavedModel
-from mutua.support.growing_files import Events
+from mutua.support.growing_files import EventLog
 
 place, run = map(Path, sys.argv[1:])
 torch.set_num_threads(1)
@@ -489,21 +490,21 @@ laughs = "a0: &a0 [1, 2]\\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] 
 (place / "laughs.yaml").write_text(laughs)
 many = ",".join(f'"weights/m/{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(40_000))
 claim = b'{"weights/m/w": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (2**38, 2**40)
-full = b"[" + b"{}," * (safe_reading.NAMES // 3 - 2) + b"{}]"
+full = b"[" + b"{}," * (safe_reading.MAX_HEADER_BYTES // 3 - 2) + b"{}]"
 hole(run / "events.jsonl")
 tries = {
     "message: a claim": lambda: Message.decode(held(claim)),
-    "message: long names": lambda: Message.decode(held(b" " * (safe_reading.NAMES + 1))),
+    "message: long names": lambda: Message.decode(held(b" " * (safe_reading.MAX_HEADER_BYTES + 1))),
     "message: 40,000 arrays": lambda: Message.decode(held(("{" + many + "}").encode())),
     "message: a full list of names": lambda: Message.decode(held(full)),
-    "checkpoint: a claim": lambda: checkpoints.decode(held(claim)),
-    "manifest": lambda: list(map(print, Checkpoints(place).damaged)) and None,
+    "checkpoint: a claim": lambda: checkpoints.decode_state(held(claim)),
+    "manifest": lambda: list(map(print, CheckpointFolder(place).damaged)) and None,
     "card": lambda: SavedModel(place / "cards"),
     "recipe": lambda: Recipe.load(place / "laughs.yaml"),
     "recipe: long": lambda: Recipe.load(hole(place / "long.yaml")),
-    "weights: a hole": lambda: safe_reading.array_file(hole(place / "w.safetensors", held(claim))),
-    "weights: packed": lambda: safe_reading.array_file(packed),
-    "events": lambda: (Events(run / "events.jsonl").read(), Events(run / "events.jsonl").mend()),
+    "weights: a hole": lambda: safe_reading.read_arrays(hole(place / "w.safetensors", held(claim))),
+    "weights: packed": lambda: safe_reading.read_arrays(packed),
+    "events": lambda: (EventLog(run / "events.jsonl").read(), EventLog(run / "events.jsonl").mend()),
 }
 for name, attempt in tries.items():
     try:

@@ -37,7 +37,7 @@ def demo_command(
     from mutua.reports import console
     from mutua.reports.demo import show_demo
     from mutua.runs.execute import execute
-    from mutua.runs.folder import RunFolder
+    from mutua.runs.recording import Recorder
     from mutua.support.configuration import local_path
 
     out = local_path(out, "--out")
@@ -51,7 +51,7 @@ def demo_command(
     results = {}
     with console.bars() as bars:
         for name, recipe in recipes.items():
-            folder = RunFolder.create(name, recipe.seed, under=out)
+            folder = Recorder.create(name, recipe.seed, under=out)
             progress = console.ProgressBar(TITLES[name], bars)
             results[name] = execute(recipe, federation, folder, callbacks=[progress])
     show_demo(results, out / "demo.png", folder.path)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mutua.federation.federation import Federation
     from mutua.recipe.recipe import Recipe
     from mutua.rounds.loop import Callback
-    from mutua.runs.folder import RunFolder
+    from mutua.runs.recording import Recorder
 
 
 def run_command(
@@ -135,8 +135,7 @@ def _is_finished(place: Path, rounds: int | None, as_json: bool) -> bool:
     if not RunFolder(place).finished or rounds not in (None, RunFolder.open(place).plan.rounds):
         return False
     folder = RunFolder.open(place)
-    folder.restore_recipe()
-    console.show_notes(folder.notes)
+    console.show_notes(folder.restore_recipe())
     if as_json:
         print_json(folder.report())
     console.say(f"{place} is finished; to make it longer: --rounds N", console.err)
@@ -145,24 +144,24 @@ def _is_finished(place: Path, rounds: int | None, as_json: bool) -> bool:
 
 def _resumed(
     place: Path, rounds: int | None, accept: bool, data_dir: Path | None
-) -> tuple[Recipe, Federation, RunFolder]:
+) -> tuple[Recipe, Federation, Recorder]:
     from mutua.reports import console
-    from mutua.runs.folder import RunFolder
+    from mutua.runs.resuming import ResumedRecorder
     from mutua.support.profiling import timed
 
-    folder = RunFolder.resume(place, accept, rounds)
-    console.show_notes(folder.notes)
+    recorder = ResumedRecorder(place, accept, rounds)
+    console.show_notes(recorder.notes)
     with timed("data"):
-        return folder.recipe, folder.recipe.federation(data_dir), folder
+        return recorder.recipe, recorder.recipe.federation(data_dir), recorder
 
 
 def _new(
     recipe: Recipe, faults: Path | None, out: Path | None, data_dir: Path | None
-) -> tuple[Recipe, Federation, RunFolder]:
+) -> tuple[Recipe, Federation, Recorder]:
     from mutua.engines.faults import Faults
     from mutua.reports import console
-    from mutua.runs.folder import RunFolder
     from mutua.runs.preparation import prepared
+    from mutua.runs.recording import Recorder
     from mutua.support.profiling import timed
 
     if recipe.grid is not None:
@@ -174,7 +173,7 @@ def _new(
     console.show_notes(prepared(recipe.method, federation, recipe).notes)
     if recipe.faults is not None:
         console.show_notes(["clients fail on purpose in this run (faults)"])
-    return recipe, federation, RunFolder.create(recipe.name, recipe.seed, out)
+    return recipe, federation, Recorder.create(recipe.name, recipe.seed, out)
 
 
 def saved_text(place: Path) -> str:

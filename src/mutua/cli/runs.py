@@ -27,9 +27,9 @@ def runs_list_command(
 ) -> None:
     """List runs: method, state, last saved round, accuracy and size."""
     from mutua.reports import console, listings
-    from mutua.runs.listing import listed
+    from mutua.runs.listing import list_runs
 
-    runs, wrong = listed(under)
+    runs, wrong = list_runs(under)
     console.show_notes(wrong)
     if as_json:
         print_json({"runs": runs})
@@ -41,9 +41,9 @@ def runs_list_command(
 def runs_show_command(run_dir: RunDir, as_json: AsJson = False) -> None:
     """Show a run: its state, its checkpoints and its last events."""
     from mutua.reports import listings
-    from mutua.runs.listing import Overview
+    from mutua.runs.listing import RunOverview
 
-    run = Overview.of(run_dir)
+    run = RunOverview.of(run_dir)
     if as_json:
         more = {"edited": run.edited, "checkpoints": run.checkpoints(), "events": run.folder.events.read()[-10:]}
         print_json({**run.summary(), **more})
@@ -69,21 +69,22 @@ def runs_prune_command(
     A finished run needs none: --keep 0 removes them all. Its models stay.
     """
     from mutua.reports import console
-    from mutua.runs.listing import Overview
-    from mutua.support.files import Lock
+    from mutua.runs.listing import RunOverview
+    from mutua.support.files import cannot_write
+    from mutua.support.folders import FolderLock
 
-    Overview.of(run_dir)  # refuses a folder that is no run's, before a lock file is left in it
-    lock = Lock(run_dir, "RUN")
+    RunOverview.of(run_dir)  # refuses a folder that is no run's, before a lock file is left in it
+    lock = FolderLock(run_dir, "RUN")
     try:
-        run = Overview.of(run_dir)  # again: until now a run may have been at work there
+        run = RunOverview.of(run_dir)  # again: until now a run may have been at work there
         settings = run.settings
         if keep == 0 and not run.folder.finished:
             raise InputError(f"--keep: 0, but {run_dir} is not finished: it goes on from a checkpoint; keep 1")
         gone, freed = run.folder.checkpoints.sweep(settings.keep if keep is None else keep, settings.best, dry_run)
     except OSError as error:
-        raise InputError(f"RUN: cannot write to {run_dir}: {error.strerror}") from None
+        raise InputError(f"RUN: {cannot_write(run_dir, error)}") from None
     finally:
-        lock.free()
+        lock.release()
     did = "would be removed" if dry_run else "removed"
     rounds = ", ".join(map(str, gone)) or "none"
     console.say(f"{run_dir}: checkpoints {did}: {rounds}; {console.size(freed)} freed")

@@ -54,20 +54,20 @@ def compare_command(
 ) -> None:
     """Compare methods, or the cells of a grid, over the same seeds."""
     from mutua.reports import console
-    from mutua.runs.folder import dated
     from mutua.runs.guarantee import Guarantee
-    from mutua.runs.result import reported
+    from mutua.runs.summary import reported
     from mutua.studies.comparison_tables import comparison_remarks, comparison_tables
     from mutua.studies.contenders import compared_cells, read_seeds
     from mutua.studies.measures import uses_global_alone
     from mutua.studies.summaries import summarise
     from mutua.studies.sweep import Sweep
     from mutua.studies.sweep_runner import run_sweep
+    from mutua.support.folders import dated_folder
     from mutua.support.processes import cores
 
     chosen = read_seeds(seeds)
     cells = compared_cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
-    sweep = Sweep(out or dated(f"{cells[0][1].name}-compare"), cells, chosen)
+    sweep = Sweep(out or dated_folder(f"{cells[0][1].name}-compare"), cells, chosen)
     with sweep.locked():
         sweep.check(data_dir, "--methods" if methods else "grid")
         with console.bars(not as_json) as bars:
@@ -128,6 +128,7 @@ def reproduce_command(
     from mutua.reports import console
     from mutua.reports.reproduction_tables import reproduction_page, show_items
     from mutua.studies.papers.items import chosen_items, item_names
+    from mutua.support.files import cannot_write
 
     if show_list:
         show_items(item_names())
@@ -136,7 +137,7 @@ def reproduce_command(
         try:
             page.write_text(reproduction_page(out), encoding="utf-8")
         except OSError as error:
-            raise InputError(f"--write: cannot write to {page}: {error.strerror}; name another file") from None
+            raise InputError(f"--write: {cannot_write(page, error)}; name another file") from None
         console.say(f"written to {page}", console.err)
         return
     names = item_names() if everything else chosen_items(items or [])

@@ -63,6 +63,7 @@ def predict_command(
     from mutua.reports import console
     from mutua.runs.folder import RunFolder
     from mutua.runs.inference import predict
+    from mutua.support.files import cannot_write
 
     trust_names(trust_code)
     predictions = predict(RunFolder.open(run_dir).client(client), data)
@@ -71,7 +72,7 @@ def predict_command(
             with out.open("w", newline="", encoding="utf-8") as file:
                 predictions.write(file)
         except OSError as error:
-            raise InputError(f"--out: cannot write to {out}: {error.strerror}; name another file") from None
+            raise InputError(f"--out: {cannot_write(out, error)}; name another file") from None
         console.say(f"{len(predictions.labels)} predictions in {out}", console.err)
     if as_json:
         print_json(predictions.summary(), indent=None)

@@ -116,7 +116,7 @@ def _mask(path: PathLike, held: dict[str, np.ndarray], key: str, x: str) -> np.n
 def npz_file(path: PathLike) -> dict[str, np.ndarray]:
     """Every array of an array file, by name."""
     path = local_path(path, "path")
-    with _reading(path, "a readable array file (.npz)"), safe_reading.opened(path) as opened:
+    with _reading(path, "a readable array file (.npz)"), safe_reading.open_file(path) as opened:
         first = opened.read(2)
         if first == b"\x93N":
             raise InputError(f"{path}: a single array; give an .npz with x and y (numpy.savez)")
@@ -132,7 +132,9 @@ def _check_sizes(file: BinaryIO) -> None:
     """Refuse, before anything is unpacked, arrays that take too much or are said to be more than is stored."""
     heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with zipfile.ZipFile(file) as held:
-        safe_reading.room(sum(entry.file_size for entry in held.infolist()), os.fstat(file.fileno()).st_size)
+        safe_reading.check_memory(
+            sum(entry.file_size for entry in held.infolist()), os.fstat(file.fileno()).st_size
+        )
         for entry in held.infolist():
             with held.open(entry) as stored:
                 head = heads.get(np.lib.format.read_magic(stored))
@@ -158,7 +160,7 @@ def _idx_file(plain: Path) -> np.ndarray:
     path = plain if plain.is_file() else zipped
     if not path.is_file():
         raise InputError(f"{plain}: missing, with or without .gz; get the set's other IDX files too")
-    with _reading(path, "a whole IDX file"), safe_reading.opened(path) as file:
+    with _reading(path, "a whole IDX file"), safe_reading.open_file(path) as file:
         packed = file.read(2) == b"\x1f\x8b"
         length = os.fstat(file.fileno()).st_size
         file.seek(0)
@@ -171,7 +173,7 @@ def _idx_file(plain: Path) -> np.ndarray:
         shape = tuple(int.from_bytes(head[i : i + 4], "big") for i in range(4, start, 4))
         takes = prod(shape)
         if packed:
-            safe_reading.room(takes, length)
+            safe_reading.check_memory(takes, length)
         elif length != start + takes:
             raise ValueError(f"{length} bytes, where its head promises {start + takes}")
         raw = stream.read(takes + 1)
@@ -206,16 +208,16 @@ def cifar(path: Path) -> Arrays:
 def _members(path: Path, wanted: set[str]) -> dict[str, bytes]:
     if path.is_dir():
         found = {file.name: file for file in path.iterdir() if file.name in wanted}
-        safe_reading.room(sum(file.stat().st_size for file in found.values()))
+        safe_reading.check_memory(sum(file.stat().st_size for file in found.values()))
         return {name: safe_reading.read_bytes(file, file.stat().st_size) for name, file in found.items()}
     held, takes = {}, 0
-    with safe_reading.opened(path) as packed, tarfile.open(fileobj=packed) as archive:
+    with safe_reading.open_file(path) as packed, tarfile.open(fileobj=packed) as archive:
         length = os.fstat(packed.fileno()).st_size
         for member in archive:
             name = Path(member.name).name
             if member.isfile() and name in wanted and (file := archive.extractfile(member)):
                 takes += member.size
-                safe_reading.room(takes, length)
+                safe_reading.check_memory(takes, length)
                 held[name] = file.read()
     return held
 
@@ -320,7 +322,7 @@ def _opted_out(folder: Path, name: str, images: list[Path]) -> np.ndarray:
     position = {image.relative_to(folder).as_posix(): i for i, image in enumerate(images)}
     out = np.zeros(len(images), dtype=bool)
     with _reading(path, "a list of this folder's images"):
-        for number, line in enumerate(safe_reading.text(path).splitlines(), start=1):
+        for number, line in enumerate(safe_reading.read_text(path).splitlines(), start=1):
             if image := line.strip():
                 if image not in position:
                     raise ValueError(f"line {number}: there is no image '{image}' in {folder}")
@@ -357,7 +359,7 @@ def _lists(
 def _list_file(path: Path, position: dict[str, int], classes: tuple[str, ...]) -> Iterator[int]:
     """The positions of the images that a file lists: one a line, and its label, which counts from 1."""
     with _reading(path, "a list of this folder's images and their labels"):
-        for number, line in enumerate(safe_reading.text(path).splitlines(), start=1):
+        for number, line in enumerate(safe_reading.read_text(path).splitlines(), start=1):
             if not line.strip():
                 continue
             image, _, label = line.strip().rpartition(" ")
@@ -395,7 +397,7 @@ def _pictures(
     width, height = (image_size, image_size) if image_size else next(iter(sizes))
     channels = 1 if mode == "L" else 3
     with _reading(folder, "a folder of images that fit"):
-        safe_reading.room(max(len(paths) * width * height, *(w * h for w, h in sizes)) * channels)
+        safe_reading.check_memory(max(len(paths) * width * height, *(w * h for w, h in sizes)) * channels)
     x = np.empty((len(paths), channels, height, width), np.uint8)
     for i, path in enumerate(paths):
         with _image(path, "a whole image") as image:
@@ -442,7 +444,7 @@ def _head(path: Path) -> tuple[tuple[int, int], str]:
 @contextmanager
 def _image(path: Path, what: str) -> Iterator[Image.Image]:
     """An image whose pixels are not yet read."""
-    with _reading(path, what), safe_reading.opened(path) as file, warnings.catch_warnings():
+    with _reading(path, what), safe_reading.open_file(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what images take together is checked
         with Image.open(file, formats=FORMATS) as image:
             yield image

@@ -110,7 +110,7 @@ class Message(Mapping[str, Part]):
     def decode(data: bytes) -> Message:
         """The message in these bytes; `Refused` where they are none."""
         try:
-            flat, _ = safe_reading.arrays(data)
+            flat, _ = safe_reading.parse_arrays(data)
         except safe_reading.Unreadable as error:
             raise Refused(f"not a message: {error}") from None
         parts: dict[str, Part] = {}

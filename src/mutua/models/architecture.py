@@ -192,6 +192,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"models.init: no file {path}")
     try:
-        return safe_reading.array_file(path)
+        return safe_reading.read_arrays(path)
     except safe_reading.Unreadable as error:
         raise InputError(f"models.init: {path} holds no readable weights ({error})") from None

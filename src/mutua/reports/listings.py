@@ -13,7 +13,7 @@ from mutua.data.sources import EMBEDDED, catalogue, data_folder
 from mutua.federation.message import Kind
 from mutua.methods import base
 from mutua.reports import console
-from mutua.runs.listing import Overview
+from mutua.runs.listing import RunOverview
 from mutua.runs.newcomer import Joined
 from mutua.support.text import percent, several, size
 
@@ -96,7 +96,7 @@ def show_runs(runs: Sequence[Mapping[str, Any]], under: Path) -> None:
     console.show_table(title, table, *remarks)
 
 
-def show_run(run: Overview) -> None:
+def show_run(run: RunOverview) -> None:
     """A run's state, its checkpoints and its last events."""
     about, path = run.summary(), run.folder.path
     table = console.table(["checkpoint", "state"], ["validation", "size"])

@@ -17,8 +17,8 @@ from mutua.federation.ledger import Ledger
 from mutua.recipe.grid import facets
 from mutua.rounds.history import History
 from mutua.runs.guarantee import Guarantee
-from mutua.runs.listing import Overview, found
-from mutua.runs.newcomer import Told, read_joined
+from mutua.runs.listing import RunOverview, find_runs
+from mutua.runs.newcomer import JoinRecord, read_joined
 from mutua.studies.measures import (
     Measure,
     RunNumbers,
@@ -40,7 +40,7 @@ COMPARISON = "comparison.json"
 class Run:
     """One run: its recipe, its rows and, where it is finished, its numbers."""
 
-    overview: Overview
+    overview: RunOverview
     label: str
     history: History
     ledger: Ledger
@@ -50,13 +50,13 @@ class Run:
     """What a reader should know about its data."""
     command: str | None = None
     """What was typed to start it, where that is known."""
-    newcomers: Mapping[str, Told] = field(default_factory=dict)
+    newcomers: Mapping[str, JoinRecord] = field(default_factory=dict)
     """By folder, what those left who came after training."""
     position: Mapping[str, str] = field(default_factory=dict)
     """Its labels by axis, where a grid was run."""
 
     @classmethod
-    def of(cls, overview: Overview) -> Run:
+    def of(cls, overview: RunOverview) -> Run:
         """Read its folder."""
         folder = overview.folder
         begun = [event for event in folder.events.read() if "versions" in event]  # and resumed
@@ -165,7 +165,7 @@ class Run:
         """By client, its classes and its predictor's confusion matrix without zeros: true, predicted, count."""
         found = {}
         for file in sorted(self.path.glob("clients/*/confusion.json")):
-            held = safe_reading.from_json(safe_reading.text(file))
+            held = safe_reading.from_json(safe_reading.read_text(file))
             classes = list(map(str, held["classes"]))
             if "confusion" in held:  # the whole matrix, as it was once written
                 matrix = np.asarray(held["confusion"], int)
@@ -281,7 +281,7 @@ def read_study(path: PathLike) -> Study:
     with damage_as_input_error(path):
         if not (path / "recipe.yaml").is_file():
             return _comparison(path)
-        run = Run.of(Overview.of(path))
+        run = Run.of(RunOverview.of(path))
         study = Study(path, (run,))
         if run.summary is None:
             study.missing.append(f"{path}: {_unfinished(run.overview)}; its tables come when it is finished")
@@ -307,7 +307,7 @@ def _comparison(path: Path) -> Study:
         study.missing.append(f"{COMPARISON} is not there: runs are named by their methods")
     order = {str(one["method"]): place for place, one in reversed(list(enumerate(told)))}
     runs = []
-    overviews, wrong = found(path)
+    overviews, wrong = find_runs(path)
     for overview in overviews:
         try:
             with damage_as_input_error(overview.folder.path):
@@ -334,8 +334,10 @@ def _listed_runs(file: Path) -> list[Mapping[str, Any]]:
         return []
     try:
         # It repeats what its runs' own files say, each of which is no longer than the limit.
-        told = sum(min(run.stat().st_size, safe_reading.TEXT) for run in file.parent.glob("*/run.json"))
-        return list(safe_reading.from_json(safe_reading.text(file, safe_reading.TEXT + 2 * told))["runs"])
+        told = sum(min(run.stat().st_size, safe_reading.MAX_TEXT_BYTES) for run in file.parent.glob("*/run.json"))
+        return list(
+            safe_reading.from_json(safe_reading.read_text(file, safe_reading.MAX_TEXT_BYTES + 2 * told))["runs"]
+        )
     except (OSError, LookupError, TypeError, ValueError) as error:
         why = f"cannot be read ({reason(error)}); remove it, and runs are named by their methods"
         raise InputError(f"RUN: {file} {why}") from None
@@ -370,7 +372,7 @@ def _relabelled(run: Run, told: Sequence[Mapping[str, Any]]) -> Run:
     return run
 
 
-def _unfinished(overview: Overview) -> str:
+def _unfinished(overview: RunOverview) -> str:
     at = "before round 0" if overview.round is None else f"after round {overview.round}"
     return f"{overview.state} {at} of {overview.rounds}"
 

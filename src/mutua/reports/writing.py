@@ -14,8 +14,7 @@ from mutua.reports.pdf import pdf_file
 from mutua.reports.report import compose
 from mutua.reports.study import read_study
 from mutua.support.configuration import PathLike, local_path
-from mutua.support.files import reason
-from mutua.support.files import write as write_whole
+from mutua.support.files import cannot_write, write_file
 
 
 def write_report(
@@ -68,7 +67,7 @@ def report(
 def _put(option: str, path: PathLike, data: str | bytes) -> Path:
     path = local_path(path, option)
     try:
-        write_whole(path, data)
+        write_file(path, data)
     except OSError as error:
-        raise InputError(f"{option}: cannot write to {path}: {reason(error)}; name another place") from None
+        raise InputError(f"{option}: {cannot_write(path, error)}; name another place") from None
     return path

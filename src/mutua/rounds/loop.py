@@ -24,7 +24,7 @@ from mutua.rounds.history import History, Row
 from mutua.rounds.participation import Outcome, Participation, Turn
 from mutua.support import signals
 from mutua.support.profiling import timed
-from mutua.support.row_log import Upto
+from mutua.support.row_log import LogPrefix
 from mutua.support.text import several
 
 Exchange = Callable[[int, Briefs], Replies]
@@ -259,9 +259,9 @@ class Rounds:
             round=round,
             server=server,
             stores=self.engine.stores,
-            history=Upto(self.history),
-            ledger=Upto(self.ledger),
-            participation=Upto(self.participation),
+            history=LogPrefix(self.history),
+            ledger=LogPrefix(self.ledger),
+            participation=LogPrefix(self.participation),
             validation=self.history.validation(self.judged, min(round, self.job.plan.rounds)),
             seconds=time.perf_counter() - self._began,
         )

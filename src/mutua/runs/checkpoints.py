@@ -5,7 +5,7 @@ server/ROUND.safetensors       the server's state
 clients/ID/ROUND.safetensors   what a client keeps after its work of that round, for itself alone
 
 A client that was not drawn is not written again: manifests name the round of each client's file. Reading runs no
-code, and no file that is larger than the limits in `untrusted.py` is read, or written.
+code, and no file that is larger than the limits in `support/safe_reading.py` is read, or written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mutua.rounds.loop import RunState
 from mutua.runs.inputs import Inputs
 from mutua.support import files, safe_reading
 from mutua.support.configuration import Spec
-from mutua.support.growing_files import Mark
+from mutua.support.growing_files import TableEnd
 from mutua.support.tensor_files import DTYPES, Tensors
 
 TYPES = DTYPES | {
@@ -40,27 +40,27 @@ TYPES = DTYPES | {
 }
 
 
-class Damaged(MutuaError):
+class DamagedCheckpoint(MutuaError):
     """A checkpoint that is not whole; it says what is wrong."""
 
 
-class File(Spec):
+class ArrayFile(Spec):
     """An array file: of which round, how long, and its checksum."""
 
     round: int = Field(ge=0)
-    bytes: int = Field(ge=0, le=safe_reading.ARRAYS)
+    bytes: int = Field(ge=0, le=safe_reading.MAX_ARRAY_BYTES)
     sha256: str
 
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=64)]
 
 
-class Marks(Spec):
+class TableEnds(Spec):
     """Where the files that grow ended."""
 
-    history: Mark
-    ledger: Mark
-    participation: Mark
+    history: TableEnd
+    ledger: TableEnd
+    participation: TableEnd
 
 
 class Manifest(Spec):
@@ -76,18 +76,18 @@ class Manifest(Spec):
     validation: float | None = None
     """`RunState.validation`, where this round was evaluated."""
     versions: dict[str, str]
-    history: Mark
-    ledger: Mark
-    participation: Mark | None = None
-    server: File | None = None
-    clients: dict[Id, File]
-    before: dict[Id, File] = Field(default_factory=dict)
+    history: TableEnd
+    ledger: TableEnd
+    participation: TableEnd | None = None
+    server: ArrayFile | None = None
+    clients: dict[Id, ArrayFile]
+    before: dict[Id, ArrayFile] = Field(default_factory=dict)
     """What clients kept before their last work, where that has changed it: a longer run goes on from there."""
-    unfinished: Marks | None = None
+    unfinished: TableEnds | None = None
     """Where the rows ended before the clients' last work, where this is after it."""
 
     @property
-    def files(self) -> list[tuple[str, File]]:
+    def files(self) -> list[tuple[str, ArrayFile]]:
         """The clients' files."""
         return [*self.clients.items(), *self.before.items()]
 
@@ -98,7 +98,7 @@ class Manifest(Spec):
         return sum(file.bytes for file in [*self.clients.values(), *self.before.values(), *own])
 
 
-class Checkpoints:
+class CheckpointFolder:
     """A run's checkpoints, oldest first."""
 
     def __init__(self, path: Path) -> None:
@@ -111,7 +111,7 @@ class Checkpoints:
                 self.kept[manifest.round] = manifest
             except FileNotFoundError:  # a run that is at work has removed it
                 continue
-            except (Damaged, OSError) as error:
+            except (DamagedCheckpoint, OSError) as error:
                 self.damaged[file] = files.reason(error)
 
     @property
@@ -131,15 +131,15 @@ class Checkpoints:
         `last` is the round of the clients' last work: what they kept before it is saved too.
         """
         known = {(client, file.round): file for manifest in self.kept.values() for client, file in manifest.files}
-        clients: dict[str, File] = {}
-        before: dict[str, File] = {}
-        with files.together() as made:
+        clients: dict[str, ArrayFile] = {}
+        before: dict[str, ArrayFile] = {}
+        with files.atomic_files() as made:
 
-            def put(client: str, commit: Commit) -> File:
+            def put(client: str, commit: Commit) -> ArrayFile:
                 if (client, commit.round) not in known:
                     # What the server has merged already it will not ask for again.
                     reply = commit.reply if commit.round > standing.round else None
-                    data = encode(
+                    data = encode_state(
                         commit.state, reply, client=client, round=commit.round, terms=_told(commit.terms)
                     )
                     known[client, commit.round] = _described(commit.round, data)
@@ -154,7 +154,7 @@ class Checkpoints:
                     before[client] = put(client, store.commits[-2])
             server = None
             if standing.round >= 0:
-                data = encode(standing.server, round=standing.round)
+                data = encode_state(standing.server, round=standing.round)
                 server = _described(standing.round, data)
                 made.write(self._server(standing.round), *data)
         manifest = Manifest(
@@ -166,27 +166,27 @@ class Checkpoints:
             **facts,
         )
         sealed = _sealed(manifest)
-        if len(sealed) > safe_reading.TEXT:
+        if len(sealed) > safe_reading.MAX_TEXT_BYTES:
             raise RunError(f"a list of {len(clients)} clients' files cannot be saved: it is too large")
-        files.write(self._manifest(standing.round), sealed)
+        files.write_file(self._manifest(standing.round), sealed)
         self.kept[manifest.round] = manifest
         if standing.round >= 0:
             self.kept.pop(-1, None)  # which has the same name
         return manifest
 
     def load(self, manifest: Manifest) -> tuple[State, dict[str, Store]]:
-        """The server's state and the clients' stores; `Damaged` where a file is not what it was."""
+        """The server's state and the clients' stores; `DamagedCheckpoint` where a file is not what it was."""
         stores: dict[str, Store] = {}
         for client, file in [*manifest.before.items(), *manifest.clients.items()]:
-            state, reply, about = decode(_read(self._client(client, file.round), file))
+            state, reply, about = decode_state(_read(self._client(client, file.round), file))
             terms = about.get("terms")
             if about.get("client") != client or about.get("round") != file.round or not isinstance(terms, dict):
-                raise Damaged(f"clients/{client}: it is not what its name says")
+                raise DamagedCheckpoint(f"clients/{client}: it is not what its name says")
             commit = Commit(file.round, state, reply, _numbers(terms))
             stores.setdefault(client, Store()).commits.append(commit)
         if manifest.server is None:
             return {}, stores
-        return decode(_read(self._server(manifest.round), manifest.server))[0], stores
+        return decode_state(_read(self._server(manifest.round), manifest.server))[0], stores
 
     def forget(self, after: int) -> None:
         """Give up the checkpoints after this round: the run goes another way from there."""
@@ -242,7 +242,7 @@ class Checkpoints:
         return self.path / "clients" / client / f"{round:06d}.safetensors"
 
 
-def due(settings: Settings, round: int, since: float) -> bool:
+def checkpoint_due(settings: Settings, round: int, since: float) -> bool:
     """Whether a checkpoint is due after this round, so many seconds after the last."""
     return round % settings.every == 0 and since >= settings.seconds
 
@@ -251,7 +251,7 @@ Pieces = list[bytes | memoryview]
 """A file's bytes in order. Arrays are not copied: a run's state may be large, and is saved often."""
 
 
-def encode(state: State, reply: Message | None = None, **about: Any) -> Pieces:
+def encode_state(state: State, reply: Message | None = None, **about: Any) -> Pieces:
     """Groups of named arrays as `GROUP/NAME`, and a reply as `/PART/NAME`, in one safetensors file.
 
     Names and their order are also in the file's metadata, beside `about`: groups may be empty, and order counts.
@@ -284,15 +284,15 @@ def _safetensors(arrays: Tensors, about: str) -> Pieces:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    if offset + len(text) + 8 > safe_reading.ARRAYS or len(text) > safe_reading.NAMES:
+    if offset + len(text) + 8 > safe_reading.MAX_ARRAY_BYTES or len(text) > safe_reading.MAX_HEADER_BYTES:
         raise RunError(f"a state of {offset} bytes and {len(text)} of names cannot be saved: it is too large")
     return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
-def decode(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
-    """The state, the reply and what is said about them; `Damaged` where the bytes are none."""
+def decode_state(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
+    """The state, the reply and what is said about them; `DamagedCheckpoint` where the bytes are none."""
     try:
-        arrays, metadata = safe_reading.arrays(data)
+        arrays, metadata = safe_reading.parse_arrays(data)
         about = safe_reading.from_json(metadata["mutua"])
         state = {
             group: {name: arrays.pop(f"{group}/{name}") for name in names}
@@ -301,11 +301,11 @@ def decode(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
         parts = about.pop("reply")
         reply = None if parts is None else Message(**{n: _part(n, part, arrays) for n, part in parts.items()})
     except safe_reading.Unreadable as error:
-        raise Damaged(str(error)) from None
+        raise DamagedCheckpoint(str(error)) from None
     except Exception as error:  # whatever a stranger's names make these raise
-        raise Damaged(f"it cannot be read ({type(error).__name__})") from None
+        raise DamagedCheckpoint(f"it cannot be read ({type(error).__name__})") from None
     if arrays or about.get("format") != 1 or not all(map(_sayable, state)):
-        raise Damaged("it holds what this mutua does not know")
+        raise DamagedCheckpoint("it holds what this mutua does not know")
     return state, reply, about
 
 
@@ -326,26 +326,26 @@ def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in terms.items()}
     except (TypeError, ValueError, OverflowError):
-        raise Damaged("its terms are no numbers") from None
+        raise DamagedCheckpoint("its terms are no numbers") from None
 
 
-def _described(round: int, data: Pieces) -> File:
+def _described(round: int, data: Pieces) -> ArrayFile:
     checksum = hashlib.sha256()
     for piece in data:
         checksum.update(piece)
-    return File(round=round, bytes=sum(map(len, data)), sha256=checksum.hexdigest())
+    return ArrayFile(round=round, bytes=sum(map(len, data)), sha256=checksum.hexdigest())
 
 
-def _read(path: Path, file: File) -> bytes:
+def _read(path: Path, file: ArrayFile) -> bytes:
     where = "/".join(path.parts[-3:] if path.parts[-3] == "clients" else path.parts[-2:])
     try:
         if path.stat().st_size != file.bytes:
-            raise Damaged(f"{where} has {path.stat().st_size} bytes; it had {file.bytes}")
+            raise DamagedCheckpoint(f"{where} has {path.stat().st_size} bytes; it had {file.bytes}")
         data = path.read_bytes()
     except OSError as error:
-        raise Damaged(f"{where}: {error.strerror}") from None
+        raise DamagedCheckpoint(f"{where}: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise Damaged(f"{where} is not what it was")
+        raise DamagedCheckpoint(f"{where} is not what it was")
     return data
 
 
@@ -357,17 +357,17 @@ def _sealed(manifest: Manifest) -> str:
 
 def _manifest(path: Path) -> Manifest:
     try:
-        body = safe_reading.from_json(safe_reading.text(path))
+        body = safe_reading.from_json(safe_reading.read_text(path))
         if not isinstance(body, dict) or body.pop("sha256", None) != _sum(body):
-            raise Damaged("its checksum is wrong")
+            raise DamagedCheckpoint("its checksum is wrong")
         manifest = Manifest.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        raise Damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise DamagedCheckpoint(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except ValueError as error:
-        raise Damaged(str(error)) from None
+        raise DamagedCheckpoint(str(error)) from None
     if path.name != f"{max(manifest.round, 0):06d}.json":
-        raise Damaged("it is of another round than its name says")
+        raise DamagedCheckpoint("it is of another round than its name says")
     return manifest
 
 

@@ -9,9 +9,9 @@ from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Callback
-from mutua.runs.folder import RunFolder
-from mutua.runs.inputs import Show
-from mutua.runs.result import Result
+from mutua.runs.inputs import HashProgress
+from mutua.runs.recording import Recorder
+from mutua.runs.result import Result, write_result
 from mutua.runs.run import run
 from mutua.support import signals
 
@@ -19,20 +19,20 @@ from mutua.support import signals
 def execute(
     recipe: Recipe,
     federation: Federation,
-    folder: RunFolder,
+    recorder: Recorder,
     *,
     engine: str = "local",
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
-    show: Show | None = None,
+    show: HashProgress | None = None,
 ) -> Result:
     """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it.
 
     `show` is told how far the hashing of the run's inputs has come.
     Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can go on.
     """
-    with folder.keeping(), signals.handled(folder.to_go_on), warnings.catch_warnings():
-        standing = folder.begin(recipe, federation, show)
+    with recorder.keeping(), signals.handled(recorder.to_go_on), warnings.catch_warnings():
+        standing = recorder.begin(recipe, federation, show)
         warnings.simplefilter("ignore", LeftOut)  # whoever runs recipes reads it in tables and files
         result = run(
             recipe.method,
@@ -40,10 +40,10 @@ def execute(
             plan=recipe.plan(),
             engine=engine,
             workers=workers,
-            callbacks=[folder, *callbacks],
+            callbacks=[recorder, *callbacks],
             standing=standing,
             faults=recipe.faults,
             progress=False,  # whoever carries out a recipe shows it in a way of its own
         )
-        folder.write(result)
+        write_result(result, recorder)
     return result

@@ -14,11 +14,11 @@ from torch import Tensor
 from mutua.data import formats, sources
 from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
-from mutua.runs.folder import filling
-from mutua.runs.result import expect
+from mutua.runs.predictor import expect
 from mutua.runs.saved_models import SavedModel
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json
+from mutua.support.folders import fill_folder
 from mutua.support.text import Rows
 
 
@@ -95,7 +95,7 @@ def _read(
 def export(model: SavedModel, out: PathLike) -> tuple[Path, Path]:
     """Copy weights and card to a new folder: safetensors and JSON, readable without mutua."""
     _ = model.weights  # refuses a damaged file
-    with filling(out) as folder:
+    with fill_folder(out) as folder:
         weights, card = folder / "model.safetensors", folder / "card.json"
         shutil.copyfile(model.path / model.card.weights, weights)
         described = model.card.model_copy(update={"weights": weights.name})

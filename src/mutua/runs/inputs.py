@@ -34,7 +34,7 @@ from mutua.support.configuration import Spec
 from mutua.support.importing import import_object
 from mutua.support.processes import cores
 
-Show = Callable[[int, int], None]
+HashProgress = Callable[[int, int], None]
 """Is told how many bytes are hashed, and of how many."""
 
 CHUNK = 2**24
@@ -97,13 +97,13 @@ def _fields(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _fields(value, f"{name}.{key}" if name else str(key))
 
 
-def listed(changes: Sequence[str]) -> str:
+def first_changes(changes: Sequence[str]) -> str:
     """The first of them."""
     rest = len(changes) - MOST
     return "; ".join(changes[:MOST]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def inputs(recipe: Recipe, federation: Federation, show: Show | None = None) -> Inputs:
+def hash_inputs(recipe: Recipe, federation: Federation, show: HashProgress | None = None) -> Inputs:
     """What this run is made of, hashed by as many threads as there are cores."""
     return Inputs(recipe=recipe.dump(), sums=_sums(dict(_held(recipe, federation)), show))
 
@@ -229,7 +229,7 @@ def _root(module: str) -> Path | None:
     return file.parent.parent if hasattr(sys.modules[_top(module)], "__path__") else file.parent
 
 
-def _sums(held: Mapping[str, Sequence[Part]], show: Show | None) -> dict[str, str]:
+def _sums(held: Mapping[str, Sequence[Part]], show: HashProgress | None) -> dict[str, str]:
     """The checksum of each: of the checksums of its parts, chunk by chunk."""
     pieces = [(name, piece) for name, parts in held.items() for part in parts for piece in _pieces(part)]
     made = {name: hashlib.sha256() for name in held}

@@ -15,14 +15,14 @@ from mutua.runs.folder import RunFolder, no_run
 from mutua.runs.inputs import changed_fields
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, explain, local_path
-from mutua.support.files import in_use, size
+from mutua.support.folders import folder_bytes, in_use
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 @dataclass(frozen=True)
-class Overview:
+class RunOverview:
     """A run as its folder tells it, finished or not."""
 
     folder: RunFolder
@@ -34,11 +34,11 @@ class Overview:
     """What recipe.yaml says otherwise."""
 
     @classmethod
-    def of(cls, path: PathLike) -> Overview:
+    def of(cls, path: PathLike) -> RunOverview:
         """Look at a run's folder."""
         folder = RunFolder(path)  # which refuses one whose files may be anything
         try:
-            text = safe_reading.text(folder.path / "recipe.yaml", safe_reading.RECIPE)
+            text = safe_reading.read_text(folder.path / "recipe.yaml", safe_reading.MAX_YAML_CHARACTERS)
             found = safe_reading.from_yaml(text)
         except (OSError, ValueError):
             found = text = None
@@ -71,9 +71,7 @@ class Overview:
         if ":" in name:  # code of the user's own, which has told its name when the run began
             begun = (event for event in self.folder.events.read() if event.get("event") == "begun")
             own = str(next(begun, {}).get("method") or name)
-            name = (
-                name if own in base.method_names() else own
-            )  # else it is the name of the method that it is made of
+            name = name if own in base.method_names() else own  # otherwise it names the method it builds on
         return line(name)
 
     @property
@@ -114,7 +112,7 @@ class Overview:
     @property
     def bytes(self) -> int:
         """What the folder takes."""
-        return size(self.folder.path)
+        return folder_bytes(self.folder.path)
 
     @property
     def settings(self) -> Settings:
@@ -149,19 +147,19 @@ class Overview:
         }
 
 
-def found(under: PathLike) -> tuple[list[Overview], list[str]]:
+def find_runs(under: PathLike) -> tuple[list[RunOverview], list[str]]:
     """The runs in a folder, and in the folders of comparisons in it, by name; and what is wrong with others."""
     under = local_path(under, "DIR")
     if not under.is_dir():
         raise InputError(f"DIR: {under} is not a folder; give one that holds runs")
     places = sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")])
-    return _each(Overview.of, [place.parent for place in places])
+    return _each(RunOverview.of, [place.parent for place in places])
 
 
-def listed(under: PathLike) -> tuple[list[dict[str, Any]], list[str]]:
+def list_runs(under: PathLike) -> tuple[list[dict[str, Any]], list[str]]:
     """What there is to say of each of them."""
-    runs, wrong = found(under)
-    said, unsaid = _each(Overview.summary, runs)
+    runs, wrong = find_runs(under)
+    said, unsaid = _each(RunOverview.summary, runs)
     return said, wrong + unsaid
 
 

@@ -26,11 +26,12 @@ from mutua.methods import Independent
 from mutua.methods.base import How, Job
 from mutua.methods.participant import Participant
 from mutua.models import Architecture
-from mutua.runs.folder import RunFolder, filling
-from mutua.runs.result import expect
-from mutua.runs.saved_models import Card, Kept, SavedModel, put_model, read
+from mutua.runs.folder import RunFolder
+from mutua.runs.predictor import expect
+from mutua.runs.saved_models import ModelCard, SavedModel, StoredJson, put_model, read_json
 from mutua.support.configuration import PathLike, local_path
-from mutua.support.files import to_json, together
+from mutua.support.files import atomic_files, to_json
+from mutua.support.folders import fill_folder
 from mutua.support.processes import one_thread
 
 HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
@@ -90,7 +91,7 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     modules = Modules(torch.device("cpu"))
     newcomer = Participant(Job(method, plan, architecture), client, {}, plan.rounds + 1, modules)
 
-    with filling(out) as folder, one_thread():
+    with fill_folder(out) as folder, one_thread():
         accuracy = {"global": _accuracy(newcomer.fork(brief), client)} if architecture.share == "all" else {}
         method.personalise(newcomer, brief, how)
         predictor = method.predictor(newcomer, brief)
@@ -99,24 +100,24 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
         accuracy["alone"] = _accuracy(_alone(plan, client, modules, method.stopping("personal")), client)
 
         made_of, scored = method.made_of(newcomer), {"client": client.id, "accuracy": accuracy["predictor"]}
-        card = Card.of(made_of, client.train, weights="predictor.safetensors", **scored)
+        card = ModelCard.of(made_of, client.train, weights="predictor.safetensors", **scored)
         joined = Joined(client, how, accuracy, folder)
-        with together() as files:
+        with atomic_files() as files:
             put_model(files, folder, {"predictor": kept}, card)
             files.write(folder / "join.json", to_json(joined.summary()) + "\n")
     return joined
 
 
-class Told(Kept):
+class JoinRecord(StoredJson):
     """What is read again of join.json: how a newcomer joined, and its accuracies."""
 
     how: How
     accuracy: dict[str, float | None]
 
 
-def read_joined(folder: PathLike) -> Told:
+def read_joined(folder: PathLike) -> JoinRecord:
     """What a newcomer has left in its folder."""
-    return read(local_path(folder, "RUN") / "join.json", Told)
+    return read_json(local_path(folder, "RUN") / "join.json", JoinRecord)
 
 
 def without_last(federation: Federation) -> tuple[Federation, Client]:

@@ -17,8 +17,9 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.methods.base import Job, Method, method_of
 from mutua.rounds.loop import Callback, Rounds, RunState
+from mutua.runs.client_result import ClientResult
 from mutua.runs.preparation import affordable, lengthened, prepared
-from mutua.runs.result import ClientResult, Result
+from mutua.runs.result import Result
 from mutua.support.configuration import checked, whole_number
 
 ENGINES = ["local"]

@@ -16,10 +16,10 @@ from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, MutuaError
 from mutua.models import Architecture
 from mutua.models.splice import Share
-from mutua.runs.result import Predictor
+from mutua.runs.predictor import Predictor
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, Spec, explain, local_path
-from mutua.support.files import Together, reason, to_json
+from mutua.support.files import AtomicFiles, reason, to_json
 from mutua.support.importing import reading_untrusted_file
 from mutua.support.tensor_files import Tensors
 
@@ -27,13 +27,13 @@ MOST_INPUTS = 2**26
 """A model's input is no larger: images are resized to what a card says."""
 
 
-class Kept(Spec):
+class StoredJson(Spec):
     """What a file of a run folder holds; a newer mutua may have put in more."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Card(Kept):
+class ModelCard(StoredJson):
     """What a model is, expects and predicts: enough to rebuild it without mutua."""
 
     architecture: dict[str, Any]
@@ -58,7 +58,7 @@ class Card(Kept):
         return self
 
     @classmethod
-    def of(cls, architecture: Mapping[str, Any], samples: Samples, **more: Any) -> Card:
+    def of(cls, architecture: Mapping[str, Any], samples: Samples, **more: Any) -> ModelCard:
         """The card of a model that takes such samples."""
         return cls(
             architecture=dict(architecture),
@@ -75,14 +75,14 @@ class SavedModel:
 
     def __init__(self, path: PathLike) -> None:
         self.path = local_path(path, "RUN")
-        self.card = read(self.path / "card.json", Card)
+        self.card = read_json(self.path / "card.json", ModelCard)
 
     @property
     def weights(self) -> Tensors:
         """The arrays of the model that the card describes."""
         file = self.path / self.card.weights
         try:
-            return safe_reading.array_file(file)
+            return safe_reading.read_arrays(file)
         except safe_reading.Unreadable as error:
             raise InputError(f"RUN: {file} cannot be read ({reason(error)}); it is damaged or missing") from None
 
@@ -151,13 +151,13 @@ class SavedModel:
             return Architecture.of(spec)
 
 
-def put_model(files: Together, folder: Path, groups: Mapping[str, Tensors], card: Card) -> None:
+def put_model(files: AtomicFiles, folder: Path, groups: Mapping[str, Tensors], card: ModelCard) -> None:
     """Weights as safetensors, one file a group, and the card."""
     put_weights(files, folder, groups)
     files.write(folder / "card.json", to_json(card.model_dump(mode="json")) + "\n")
 
 
-def put_weights(files: Together, folder: Path, groups: Mapping[str, Tensors]) -> None:
+def put_weights(files: AtomicFiles, folder: Path, groups: Mapping[str, Tensors]) -> None:
     """Weights as safetensors, one file a group."""
     from safetensors.torch import save
 
@@ -167,13 +167,13 @@ def put_weights(files: Together, folder: Path, groups: Mapping[str, Tensors]) ->
         files.write(folder / f"{name}.safetensors", data)
 
 
-K = TypeVar("K", bound=Kept)
+K = TypeVar("K", bound=StoredJson)
 
 
-def read(path: Path, kind: type[K]) -> K:
+def read_json(path: Path, kind: type[K]) -> K:
     """What such a file holds, checked."""
     try:
-        return kind.model_validate(safe_reading.from_json(safe_reading.text(path)))
+        return kind.model_validate(safe_reading.from_json(safe_reading.read_text(path)))
     except ValidationError as error:
         raise InputError(f"RUN: {path}: {explain(error, kind)}") from None
     except (OSError, ValueError) as error:

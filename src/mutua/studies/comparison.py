@@ -16,10 +16,8 @@ from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
-from mutua.reports.opened import save_run
 from mutua.rounds.loop import Callback
 from mutua.rounds.progress import EndOfRun, ProgressBar, bars
-from mutua.runs.folder import new_folder
 from mutua.runs.preparation import prepared
 from mutua.runs.result import Result
 from mutua.runs.run import run
@@ -37,7 +35,8 @@ from mutua.studies.summaries import (
     write_comparison,
 )
 from mutua.support.configuration import PathLike, checked, whole_number
-from mutua.support.files import together
+from mutua.support.files import atomic_files
+from mutua.support.folders import new_folder
 from mutua.support.importing import import_optional
 from mutua.support.text import Sheet
 
@@ -194,8 +193,8 @@ class Comparison:
         names = dict(zip(labels, folder_names(labels), strict=True))
         try:
             for one in self.runs:
-                save_run(one.result, place / f"{names[one.label]}-{one.seed}")
-            with together() as files:
+                one.result.save(place / f"{names[one.label]}-{one.seed}")
+            with atomic_files() as files:
                 runs = [(one.position, one.seed, one.numbers) for one in self.runs]
                 files.write(place / RESULTS, results_csv(["method"], runs))
                 write_comparison(files, place, self._summaries)

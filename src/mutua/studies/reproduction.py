@@ -18,7 +18,7 @@ from mutua.studies.sweep import PlannedRun, Sweep
 from mutua.studies.sweep_runner import Outcome, Watch, run_sweep
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
-from mutua.support.files import to_json, write
+from mutua.support.files import to_json, write_file
 
 _Values = Sequence[float | None]
 RECORD = "reproduction.json"
@@ -83,7 +83,7 @@ class Reproduction:
                 return run_sweep(self.sweep, watch, workers=workers, data_dir=data_dir, minutes=minutes)
             finally:
                 took = before + (time.monotonic() - began) / 60
-                write(self.sweep.place / RECORD, to_json(self.record(took)) + "\n")
+                write_file(self.sweep.place / RECORD, to_json(self.record(took)) + "\n")
 
     def _minutes(self) -> float:
         found = read_record(self.sweep.place)
@@ -211,7 +211,7 @@ def reproduction_folder(name: str, scale: Scale, out: PathLike) -> Path:
 def read_record(folder: PathLike) -> dict[str, Any] | None:
     """What a reproduction has written down; None where there is none."""
     try:
-        found = safe_reading.from_json(safe_reading.text(local_path(folder, "--out") / RECORD))
+        found = safe_reading.from_json(safe_reading.read_text(local_path(folder, "--out") / RECORD))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"seeds", "minutes"} <= found.keys() else None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mutua.recipe.grid import facets
 from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart
 from mutua.studies.statistics import BySeed, Difference, Spread, paired
-from mutua.support.files import Together, to_json
+from mutua.support.files import AtomicFiles, to_json
 from mutua.support.text import Rows, some
 
 _MEASURES = ("global", "predictor")
@@ -132,7 +132,7 @@ def folder_names(names: Sequence[str]) -> list[str]:
     return [name if plain.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(plain)]
 
 
-def write_comparison(files: Together, folder: Path, runs: Summaries) -> None:
+def write_comparison(files: AtomicFiles, folder: Path, runs: Summaries) -> None:
     """comparison.csv, one row per cell, seed, client and model, and comparison.json with the summary."""
     text = io.StringIO(newline="")
     writer = Rows(text)

@@ -16,8 +16,8 @@ from mutua.federation.federation import Federation
 from mutua.methods import base
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
-from mutua.runs.folder import RunFolder, new_folder
-from mutua.runs.inputs import inputs, listed
+from mutua.runs.folder import RunFolder
+from mutua.runs.inputs import first_changes, hash_inputs
 from mutua.runs.newcomer import HOWS, read_joined, without_last
 from mutua.runs.preparation import prepared
 from mutua.studies.measures import (
@@ -35,7 +35,8 @@ from mutua.studies.summaries import (
     write_comparison,
 )
 from mutua.support.configuration import PathLike, local_path
-from mutua.support.files import ASIDE, Lock, plain, together
+from mutua.support.files import ASIDE, atomic_files
+from mutua.support.folders import FolderLock, new_folder, refuse_links
 
 _FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
 """The keys of a recipe that make its federation, with the seed."""
@@ -78,8 +79,10 @@ class PlannedRun:
         if was is None:
             return
         learned = without_last(federation)[0] if self.newcomer else federation
-        if changes := was.changed(inputs(self.recipe, learned)):
-            raise InputError(f"--out: {self.path} began otherwise: {listed(changes)}; name another folder for it")
+        if changes := was.changed(hash_inputs(self.recipe, learned)):
+            raise InputError(
+                f"--out: {self.path} began otherwise: {first_changes(changes)}; name another folder for it"
+            )
 
     @property
     def method(self) -> str:
@@ -186,17 +189,17 @@ class Sweep:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Have the folder, new or of the same sweep, alone; it goes again where nothing came into it."""
-        plain(self.place)
+        refuse_links(self.place)
         held = [path.name for path in self.place.iterdir()] if self.place.is_dir() else ["nothing"]
         # What a sweep leaves that was killed before it had written its first results.
         begun = all(name == "lock" or name.endswith(ASIDE) for name in held)
         if not begun and not _marked(self.place / RESULTS):
             new_folder(self.place)
-        lock = Lock(self.place, "--out")
+        lock = FolderLock(self.place, "--out")
         try:
             yield
         finally:
-            lock.free()
+            lock.release()
             with suppress(OSError):
                 if not (self.place / RESULTS).is_file():
                     (self.place / "lock").unlink()
@@ -205,7 +208,7 @@ class Sweep:
     def write(self) -> None:
         """results.csv, one row per number of every finished run; comparison.csv and comparison.json."""
         runs = [(run.cell.labels, run.seed, self.numbers(run)) for run in self.finished]
-        with together() as files:
+        with atomic_files() as files:
             files.write(self.place / RESULTS, results_csv(self.axes, runs))
             write_comparison(files, self.place, self.summaries())
 

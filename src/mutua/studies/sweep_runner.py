@@ -25,6 +25,8 @@ from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import HOWS, join_client, without_last
 from mutua.runs.preparation import prepared
+from mutua.runs.recording import Recorder
+from mutua.runs.resuming import ResumedRecorder
 from mutua.studies.measures import RunNumbers
 from mutua.studies.sweep import PlannedRun, Sweep
 from mutua.support import signals
@@ -241,7 +243,7 @@ def _run(run: PlannedRun, data_dir: PathLike | None, engine: str, teller: _Telle
     if run.newcomer:
         federation, newcomer = without_last(federation)
     if not (run.path / "run.json").is_file():
-        execute(run.recipe, federation, _folder(run), engine=engine, workers=1, callbacks=[teller])
+        execute(run.recipe, federation, _recorder(run), engine=engine, workers=1, callbacks=[teller])
     if run.newcomer:
         for how in HOWS:
             out = _cleared(run.path, how)
@@ -255,11 +257,11 @@ def _cleared(run: Path, how: str) -> Path:
     return folder
 
 
-def _folder(run: PlannedRun) -> RunFolder:
+def _recorder(run: PlannedRun) -> Recorder:
     if RunFolder.begun(run.path):
         trust(*run.recipe.code)  # which is the user's own: a process that was not forked does not know it yet
-        return RunFolder.resume(run.path)
-    return RunFolder.create(run.recipe.name, run.seed, run.path)
+        return ResumedRecorder(run.path)
+    return Recorder.create(run.recipe.name, run.seed, run.path)
 
 
 @dataclass

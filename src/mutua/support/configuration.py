@@ -229,7 +229,7 @@ def read_yaml(path: PathLike, what: str) -> dict[str, Any]:
     """The keys and values of a YAML file; a complaint calls it `what`."""
     path = local_path(path, what)
     try:
-        text = safe_reading.text(path, safe_reading.RECIPE)
+        text = safe_reading.read_text(path, safe_reading.MAX_YAML_CHARACTERS)
     except OSError as error:
         raise InputError(f"{what}: {path}: {error.strerror}; give a YAML file") from None
     except safe_reading.Unreadable as error:

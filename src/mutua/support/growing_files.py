@@ -1,6 +1,6 @@
-"""Files that grow: tables of rows, which can go back to where a checkpoint found them, and the events.
+"""Files that grow: tables of rows, which can go back to where a checkpoint found them, and the log of events.
 
-A line that a killed run or a full disk tore is detected, said and stepped over.
+A line that a killed run or a full disk left incomplete is detected, reported and ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from pydantic import Field
 
@@ -22,38 +22,37 @@ from mutua.support import safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.files import to_json
 
-LINE = 2**20
-"""No line is longer, in bytes."""
+MAX_LINE_BYTES = 2**20
 SCHEMA = 1
 """The version of the events' fields: it rises when one changes its meaning or goes, not when one is added."""
 
 
-R = TypeVar("R")
+R = TypeVar("R", bound=tuple[Any, ...])
 
 
-class Mark(Spec):
-    """The beginning of a file: how long it is, how many rows it has, and its checksum."""
+class TableEnd(Spec):
+    """Where a table ended: after how many bytes and rows, and the checksum of all up to there."""
 
     bytes: int = Field(ge=0)
     rows: int = Field(ge=0)
     sha256: str
 
 
-class Table:
-    """A CSV file that only grows, unless it goes back to a mark."""
+class GrowingTable(Generic[R]):
+    """A CSV file that grows and can go back to an earlier end; `row` makes a row of the cells of a line."""
 
-    def __init__(self, path: Path, fields: Sequence[str]) -> None:
-        self.path, self.fields = path, fields
+    def __init__(self, path: Path, fields: Sequence[str], row: Callable[..., R]) -> None:
+        self.path, self.fields, self._make = path, fields, row
         self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
 
     def begin(self) -> None:
-        """Begin anew: a line of names and no row."""
+        """Begin anew: a line of column names and no row."""
         self.path.touch()
         self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
         self._append([self.fields])
 
-    def extend(self, rows: Sequence[NamedTuple]) -> None:
-        """Write those of all rows that are not yet there."""
+    def extend(self, rows: Sequence[R]) -> None:
+        """Given all rows, write those that are not in the file yet."""
         self._append(rows[self._rows :])
 
     def _append(self, rows: Sequence[Sequence[Any]]) -> None:
@@ -66,23 +65,23 @@ class Table:
             file.write(data)
         checksum = self._sum.copy()
         checksum.update(data)
-        # Together: a second Ctrl-C, which does not wait, may come between any two calls.
+        # In one assignment: a second Ctrl-C, which does not wait, may come between any two calls.
         self._size, self._rows, self._sum = self._size + len(data), self._rows + len(rows), checksum
 
     @property
-    def mark(self) -> Mark:
+    def end(self) -> TableEnd:
         """Where the file ends now."""
-        return Mark(bytes=self._size, rows=self._rows, sha256=self._sum.hexdigest())
+        return TableEnd(bytes=self._size, rows=self._rows, sha256=self._sum.hexdigest())
 
-    def read(self, mark: Mark, row: Callable[..., R]) -> Iterator[R]:
-        """What `row` makes of the rows up to the mark; ValueError at the end if the file is not what it was."""
-        if self.path.stat().st_size < mark.bytes:
+    def rows_until(self, end: TableEnd) -> Iterator[R]:
+        """The rows up to this end; ValueError after the last if the file has changed."""
+        if self.path.stat().st_size < end.bytes:
             raise ValueError(f"{self.path.name} is shorter than it was")
         checksum = hashlib.sha256()
 
         def lines(file: BinaryIO) -> Iterator[str]:
-            left = mark.bytes
-            while line := file.readline(min(left, LINE)):
+            left = end.bytes
+            while line := file.readline(min(left, MAX_LINE_BYTES)):
                 left -= len(line)
                 checksum.update(line)
                 yield line.decode()
@@ -92,70 +91,72 @@ class Table:
             cells = csv.reader(lines(file))
             next(cells, None)
             for found in cells:
-                yield row(*found)
+                yield self._make(*found)
                 rows += 1
-        if checksum.hexdigest() != mark.sha256 or rows != mark.rows:
+        if checksum.hexdigest() != end.sha256 or rows != end.rows:
             raise ValueError(f"{self.path.name} is not what it was")
 
-    def first(self, number: int, row: Callable[..., R]) -> Iterator[R]:
-        """What `row` makes of the first rows, which this very process has written."""
+    def first(self, number: int) -> Iterator[R]:
+        """The first rows, which this very process has written."""
         with self.path.open(encoding="utf-8", newline="") as file:
             cells = csv.reader(file)
             next(cells)
             for found in islice(cells, number):
-                yield row(*found)
+                yield self._make(*found)
 
-    def whole(self, row: Callable[..., R]) -> Iterator[R]:
-        """What `row` makes of every whole line, none where there is no file; ValueError where one is damaged."""
+    def rows(self) -> Iterator[R]:
+        """All rows, without an incomplete last line; none if there is no file; ValueError if a line is damaged."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
-            lines = iter(lambda: file.readline(LINE), b"")
+            lines = iter(lambda: file.readline(MAX_LINE_BYTES), b"")
             try:
                 cells = csv.reader(line.decode() for line in lines if line.endswith(b"\n"))
                 if next(cells, None) not in (None, list(self.fields)):
                     raise ValueError("its first line does not name the columns")
                 for found in cells:
-                    yield row(*found)
+                    yield self._make(*found)
             except (TypeError, ValueError, csv.Error) as error:
                 raise ValueError(f"{self.path.name}: a line is damaged ({error})") from None
 
-    def back(self, mark: Mark | None) -> None:
-        """Go back to the mark, None being before everything; what comes after it stays until `cut`."""
+    def go_back(self, end: TableEnd | None) -> None:
+        """Go back to this end, None being the very beginning; the rows after it stay in the file until `cut`."""
         self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
-        if mark is not None:
+        if end is not None:
             with self.path.open("rb") as file:
-                self._sum.update(file.read(mark.bytes))
-            self._size, self._rows = mark.bytes, mark.rows
+                self._sum.update(file.read(end.bytes))
+            self._size, self._rows = end.bytes, end.rows
 
     def cut(self) -> None:
-        """Cut off what comes after here: it is made again."""
+        """Remove the rows after the end that the table went back to: they are made again."""
         if self._rows < 0:
             self.begin()
         else:
             os.truncate(self.path, self._size)
 
 
-class Events:
-    """events.jsonl: one line an event, never changed."""
+class EventLog:
+    """events.jsonl: one line per event, never changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def add(self, event: str, **facts: Any) -> None:
-        """Write down what happened, and when."""
+        """Add what happened, and when."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         with self.path.open("a", encoding="utf-8") as file:
             file.write(to_json({"event": event, "time": now, **facts}, indent=None) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines, or the last of very many."""
+        """All complete lines, or the last of very many."""
         return _parsed(self._tail().split(b"\n"))
 
     def mend(self) -> bool:
-        """Cut off a torn last line; whether there was one."""
+        """Remove an incomplete last line; whether there was one."""
         *lines, rest = self._tail().split(b"\n")
-        if lines and not rest and not _parsed(lines[-1:]):  # whole in length, but its bytes never came to the disk
+        if (
+            lines and not rest and not _parsed(lines[-1:])
+        ):  # it has its length, but its bytes never came to the disk
             rest = lines[-1] + b"\n"
         if rest:
             os.truncate(self.path, self.path.stat().st_size - len(rest))
@@ -165,12 +166,12 @@ class Events:
         if not self.path.exists():
             return b""
         with self.path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - safe_reading.TEXT))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - safe_reading.MAX_TEXT_BYTES))
             return file.read()
 
 
-def torn(path: Path) -> bool:
-    """Whether the last line has no end."""
+def ends_incomplete(path: Path) -> bool:
+    """Whether the last line has no line break."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))

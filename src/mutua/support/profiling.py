@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mutua.errors import RunError
 from mutua.support.configuration import PathLike, local_path
-from mutua.support.files import write
+from mutua.support.files import cannot_write, write_file
 
 KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
 """What the engines' tasks count as; any other name stands for itself."""
@@ -80,9 +80,11 @@ class Profile:
             for span in self.spans
         ]
         try:
-            write(local_path(path, "path"), json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+            write_file(
+                local_path(path, "path"), json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+            )
         except OSError as error:
-            raise RunError(f"cannot write to {path}: {error.strerror}") from None
+            raise RunError(cannot_write(path, error)) from None
 
 
 _active: Profile | None = None

@@ -91,7 +91,7 @@ class Log(Sequence[R]):
         fields = self.kind._fields  # type: ignore[attr-defined]
         return pandas.DataFrame(list(self), columns=list(fields))
 
-    def let_go(self, upto: int, read: Callable[[], Iterable[R]]) -> None:
+    def read_from_file(self, upto: int, read: Callable[[], Iterable[R]]) -> None:
         """The rows before `upto` can be read again: where they are many, do so from now on."""
         if upto - self._away > KEPT:
             gone = upto - self._away
@@ -99,7 +99,7 @@ class Log(Sequence[R]):
             self._away, self._read = upto, read
 
 
-class Upto(Sequence[R]):
+class LogPrefix(Sequence[R]):
     """The first rows of a log, which itself may grow."""
 
     def __init__(self, log: Log[R]) -> None:
@@ -121,6 +121,6 @@ class Upto(Sequence[R]):
             return self.log[start:stop:step] if start < stop else []
         return self.log[range(self._length)[at]]
 
-    def let_go(self, read: Callable[[], Iterable[R]]) -> None:
+    def read_from_file(self, read: Callable[[], Iterable[R]]) -> None:
         """They can be read again."""
-        self.log.let_go(self._length, read)
+        self.log.read_from_file(self._length, read)

@@ -25,27 +25,27 @@ from torch import Tensor
 
 from mutua.errors import InputError
 
-ARRAYS = 16 * 2**30
+MAX_ARRAY_BYTES = 16 * 2**30
 """The longest array file or message, in bytes. Reading one takes about twice its length of memory."""
-NAMES = 4 * 2**20
+MAX_HEADER_BYTES = 4 * 2**20
 """The longest list of names in one, which is read first. Names take up to 64 times their length."""
-TEXT = 16 * 2**20
+MAX_TEXT_BYTES = 16 * 2**20
 """The longest JSON file, in bytes. Reading one takes up to 32 times its length."""
-RECIPE = 2**20
+MAX_YAML_CHARACTERS = 2**20
 """The longest YAML text, in characters."""
-NODES = 100_000
+MAX_YAML_VALUES = 100_000
 """The most keys and values in YAML text, where an alias counts for all that it stands for."""
-DEPTH = 64
+MAX_DEPTH = 64
 """The deepest nesting of JSON and YAML."""
-DIGITS = 100
+MAX_DIGITS = 100
 """The longest number in YAML, in characters."""
 
 
-PACKED = 100
-"""How many times its length a packed data file may take, where that is more than `SMALL`."""
-SMALL = 2**30
+MAX_EXPANSION = 100
+"""How many times its length a packed data file may take, where that is more than `ALWAYS_ALLOWED_BYTES`."""
+ALWAYS_ALLOWED_BYTES = 2**30
 """What a packed data file may take in any case, in bytes."""
-MOST = "MUTUA_MAX_DATA"
+MEMORY_VARIABLE = "MUTUA_MAX_DATA"
 """The environment variable that sets the most memory that data may take, in GiB; else what the machine has."""
 
 
@@ -53,7 +53,7 @@ class Unreadable(ValueError):
     """What cannot be read; it says what is wrong."""
 
 
-def opened(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BinaryIO:
     """A file, open for reading. A pipe or a device is refused: it might never end, or never begin."""
     if not path.is_dir():
         _only_file(path.stat().st_mode)
@@ -76,20 +76,24 @@ def _only_file(mode: int) -> None:
         raise Unreadable("it is a pipe or a device, not a file")
 
 
-def room(takes: int, packed: int | None = None) -> None:
+def check_memory(takes: int, packed: int | None = None) -> None:
     """Refuse data before it is unpacked: more than may be held, or far more than its file's length `packed`."""
     gib = f"it takes {takes / 2**30:.1f} GiB of memory"
-    given = os.environ.get(MOST)
+    given = os.environ.get(MEMORY_VARIABLE)
     if given is not None:
         if not re.fullmatch(r"\d+(\.\d+)?", given):
-            raise InputError(f"{MOST}: '{given}'; give a number of GiB")
+            raise InputError(f"{MEMORY_VARIABLE}: '{given}'; give a number of GiB")
         if takes > float(given) * 2**30:
-            raise Unreadable(f"{gib}; {MOST} allows {given}")
+            raise Unreadable(f"{gib}; {MEMORY_VARIABLE} allows {given}")
         return
     if takes > _memory():
-        raise Unreadable(f"{gib}; this machine has {_memory() / 2**30:.1f}. To read it all the same set {MOST}")
-    if packed is not None and takes > max(SMALL, PACKED * packed):
-        raise Unreadable(f"{gib}, {takes // max(packed, 1)} times its length. To read it all the same set {MOST}")
+        raise Unreadable(
+            f"{gib}; this machine has {_memory() / 2**30:.1f}. To read it all the same set {MEMORY_VARIABLE}"
+        )
+    if packed is not None and takes > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * packed):
+        raise Unreadable(
+            f"{gib}, {takes // max(packed, 1)} times its length. To read it all the same set {MEMORY_VARIABLE}"
+        )
 
 
 def _memory() -> int:
@@ -101,7 +105,7 @@ def _memory() -> int:
         return whole
 
 
-def text(path: Path, limit: int = TEXT) -> str:
+def read_text(path: Path, limit: int = MAX_TEXT_BYTES) -> str:
     """A UTF-8 file that is not longer than the limit; `Unreadable` where it is none."""
     try:
         return read_bytes(path, limit).decode()
@@ -109,9 +113,9 @@ def text(path: Path, limit: int = TEXT) -> str:
         raise Unreadable("it is not a text file") from None
 
 
-def read_bytes(path: Path, limit: int = TEXT) -> bytes:
+def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     """A file that is not longer than the limit."""
-    with opened(path) as file:
+    with open_file(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise Unreadable(f"it has more than {limit} bytes")
@@ -126,11 +130,11 @@ def from_json(data: str | bytes) -> Any:
     try:
         text = data if isinstance(data, str) else data.decode()
         found = json.loads(text, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
-        _check_depth(found, DEPTH)
+        _check_depth(found, MAX_DEPTH)
         if _HALF.search(text):
             json.dumps(found, ensure_ascii=False).encode()  # which fails where no other half follows
     except RecursionError:
-        raise Unreadable(f"it is nested more than {DEPTH} deep") from None
+        raise Unreadable(f"it is nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:
         raise error if isinstance(error, Unreadable) else Unreadable(f"it is not JSON: {error}") from None
     return found
@@ -148,7 +152,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _finite(digits: str) -> float:
     if not math.isfinite(float(digits)):
-        raise Unreadable(f"it holds {digits[:DIGITS]}, which is no number")
+        raise Unreadable(f"it holds {digits[:MAX_DIGITS]}, which is no number")
     return float(digits)
 
 
@@ -166,8 +170,8 @@ def _check_depth(tree: Any, room: int) -> None:
 
 def from_yaml(data: str) -> Any:
     """YAML of text, numbers, true, false, null, lists and mappings; no tags, no key twice, few aliases."""
-    if len(data) > RECIPE:
-        raise Unreadable(f"it has more than {RECIPE} characters")
+    if len(data) > MAX_YAML_CHARACTERS:
+        raise Unreadable(f"it has more than {MAX_YAML_CHARACTERS} characters")
     try:
         return yaml.load(data, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -192,8 +196,8 @@ class _Loader(yaml.SafeLoader):
         if getattr(event, "tag", None):
             self._refuse(event, f"a tag, '{event.tag}'; leave it out")
         self._depth += 1
-        if self._depth > DEPTH:
-            self._refuse(event, f"nested more than {DEPTH} deep")
+        if self._depth > MAX_DEPTH:
+            self._refuse(event, f"nested more than {MAX_DEPTH} deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
         assert node is not None
@@ -204,14 +208,14 @@ class _Loader(yaml.SafeLoader):
         else:
             self._nodes += 1
             self._sizes[node] = self._nodes - before
-        if self._nodes > NODES:
-            self._refuse(event, f"more than {NODES} values, each alias counted for what it stands for")
+        if self._nodes > MAX_YAML_VALUES:
+            self._refuse(event, f"more than {MAX_YAML_VALUES} values, each alias counted for what it stands for")
         return node
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node = super().compose_scalar_node(anchor)
-        if node.tag in _NUMBERS and len(node.value) > DIGITS:
-            self._refuse(node, f"a number of more than {DIGITS} characters")
+        if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+            self._refuse(node, f"a number of more than {MAX_DIGITS} characters")
         node.value.encode()  # which fails on half a character
         if "\0" in node.value:
             self._refuse(node, "a character 0")
@@ -245,12 +249,12 @@ _Loader.yaml_implicit_resolvers = {
 # Arrays
 
 
-def arrays(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+def parse_arrays(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """The arrays and the metadata of a safetensors file's bytes."""
     from safetensors.torch import load
 
-    if len(data) > ARRAYS:
-        raise Unreadable(f"it has more than {ARRAYS} bytes")
+    if len(data) > MAX_ARRAY_BYTES:
+        raise Unreadable(f"it has more than {MAX_ARRAY_BYTES} bytes")
     size = _names(data[:8])
     header = from_json(data[8 : 8 + size])
     if not isinstance(header, dict):
@@ -262,12 +266,12 @@ def arrays(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     return _sound(found), header.get("__metadata__") or {}
 
 
-def array_file(path: Path) -> dict[str, Tensor]:
+def read_arrays(path: Path) -> dict[str, Tensor]:
     """The named arrays of a safetensors file or, for any other ending, of a torch state_dict file."""
     try:
-        with opened(path) as file:
-            if os.fstat(file.fileno()).st_size > ARRAYS:
-                raise Unreadable(f"it has more than {ARRAYS} bytes")
+        with open_file(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_ARRAY_BYTES:
+                raise Unreadable(f"it has more than {MAX_ARRAY_BYTES} bytes")
             if path.suffix != ".safetensors":
                 return _sound(_state_dict(file))
             from_json(file.read(_names(file.read(8))))
@@ -282,8 +286,8 @@ def array_file(path: Path) -> dict[str, Tensor]:
 
 def _names(first: bytes) -> int:
     size = int.from_bytes(first, "little")
-    if size > NAMES:
-        raise Unreadable(f"its names take {size} bytes; the most is {NAMES}")
+    if size > MAX_HEADER_BYTES:
+        raise Unreadable(f"its names take {size} bytes; the most is {MAX_HEADER_BYTES}")
     return size
 
 
@@ -294,8 +298,8 @@ def _sound(found: Any) -> dict[str, Tensor]:
     for name, array in found.items():
         if not isinstance(name, str) or array.is_meta or array.nbytes > array.untyped_storage().nbytes():
             raise Unreadable(f"it has not all numbers of '{name}'")
-        if array.dim() > DEPTH:
-            raise Unreadable(f"'{name}' has more than {DEPTH} dimensions")
+        if array.dim() > MAX_DEPTH:
+            raise Unreadable(f"'{name}' has more than {MAX_DEPTH} dimensions")
         if array.dtype == torch.bool and bool((array.view(torch.uint8) > 1).any()):
             raise Unreadable(f"'{name}' holds what is neither true nor false")
     return found
@@ -324,8 +328,8 @@ def _state_dict(file: IO[bytes]) -> Any:
 
 
 def _check_pickle(data: bytes) -> None:
-    if len(data) > NAMES:
-        raise Unreadable(f"its names take {len(data)} bytes; the most is {NAMES}")
+    if len(data) > MAX_HEADER_BYTES:
+        raise Unreadable(f"its names take {len(data)} bytes; the most is {MAX_HEADER_BYTES}")
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name == "GLOBAL" and not _PLAIN.fullmatch(str(argument)):
             raise Unreadable(f"it holds {argument}, which is no array; save model.state_dict() in it")

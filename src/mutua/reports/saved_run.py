@@ -1,48 +1,27 @@
-"""Runs in Python: a result saved as a run's folder, and a run's folder opened."""
+"""A run's folder, opened in Python."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import mutua
-from mutua.data.sources import PYTHON
 from mutua.errors import InputError
-from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Plan
-from mutua.methods import base
 from mutua.methods.base import How, Method
-from mutua.models import Architecture, names
+from mutua.models import names
 from mutua.recipe.recipe import Recipe
+from mutua.reports.writing import report
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation, left_out
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
-from mutua.runs.result import Predictor, Result, sheet
+from mutua.runs.predictor import Predictor
+from mutua.runs.summary import sheet
 from mutua.studies.measures import RunNumbers
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.text import Sheet
-
-HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
-
-
-def save_run(result: Result, path: PathLike, recipe: Recipe | None = None) -> Path:
-    """Save a result as a run's folder, new or empty; `recipe` is the one that made it, if any."""
-    if not isinstance(result, Result):
-        raise InputError(f"result: a {type(result).__name__}; give what mutua.run returned")
-    job = result.job
-    if recipe is not None and (recipe.method, recipe.seed) != (job.method, job.plan.seed):
-        raise InputError(f"recipe: {recipe.name} has another method or seed; give the one that made this result")
-    text = _described(result, local_path(path, "path").name) if recipe is None else recipe.dump()
-    folder = RunFolder.create("run", job.plan.seed, path, field="path")
-    folder.keep(result, text)
-    return folder.path
 
 
 def open_run(path: PathLike) -> SavedRun:
@@ -137,34 +116,4 @@ class SavedRun:
 
     def report(self, html: PathLike | None = None, **more: Any) -> list[Path]:
         """Write a report on it, as `mutua.report` does."""
-        return mutua.report(self, html, **more)
-
-
-def _described(result: Result, name: str) -> str:
-    """What is known of a run whose data was objects, as YAML in the form of a recipe."""
-    job, federation = result.job, result.federation
-    data = {"name": PYTHON + _digest(federation)}
-    tree = {
-        "name": re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip("._+-")[:80] or "run",
-        "clients": [{"id": c.id, "data": dict(data), "model": _model(c.model)} for c in federation.clients],
-        "models": {} if job.global_model is None else {"global": _model(job.global_model)},
-        "method": base.section_of(job.method),
-        **job.plan.model_dump(mode="json", exclude_none=True),
-    }
-    return HEAD + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-
-
-def _model(architecture: Architecture) -> dict[str, Any]:
-    more = {"share": architecture.share, "init": architecture.init and str(architecture.init)}
-    return {**architecture.spec(), **{key: value for key, value in more.items() if value not in (None, "all")}}
-
-
-def _digest(federation: Federation) -> str:
-    """Two runs have the same only if their clients have the same data."""
-    found = hashlib.sha256()
-    for client in sorted(federation.clients, key=lambda client: client.id):
-        for samples in (client.train, client.val, client.test):
-            found.update(repr((client.id, samples.classes, tuple(samples.x.shape), samples.x.dtype)).encode())
-            found.update(samples.x.contiguous().numpy().data)
-            found.update(samples.y.contiguous().numpy().data)
-    return found.hexdigest()[:16]
+        return report(self, html, **more)

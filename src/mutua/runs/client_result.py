@@ -1,0 +1,124 @@
+"""One client after a run: its numbers, its state, and the model it serves with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mutua.federation.client import Client
+from mutua.federation.message import Message
+from mutua.federation.module_pool import Modules
+from mutua.federation.plan import Selection
+from mutua.federation.store import State
+from mutua.learning import metrics
+from mutua.learning.evaluation import probabilities
+from mutua.methods.base import Job
+from mutua.methods.participant import Participant
+from mutua.models import Architecture
+from mutua.rounds.history import History
+from mutua.rounds.participation import Attendance
+from mutua.runs.predictor import Predictor
+from mutua.support.text import percent, several
+
+
+@dataclass(frozen=True, repr=False)
+class ClientResult:
+    """One client after a run: its numbers, what it keeps, and the model it serves with."""
+
+    client: Client
+    job: Job
+    state: State
+    brief: Message | None
+    history: History
+    attendance: Attendance = field(default_factory=Attendance)
+
+    def __repr__(self) -> str:
+        scored = f"accuracy {percent(self.accuracy())} % on {several(len(self.client.test), 'own test sample')}"
+        never = "" if self.trained else ", never trained"
+        return f"ClientResult({self.id}: {self.architecture.title}, {scored}{never})"
+
+    @property
+    def id(self) -> str:
+        """The client's id."""
+        return self.client.id
+
+    @property
+    def architecture(self) -> Architecture:
+        """What it serves with: its own design where it has a personal model, else the global's."""
+        return self.client.model if "personal" in self.state else self.job.global_architecture
+
+    @property
+    def predictor(self) -> Predictor:
+        """The model it serves with, ready for raw inputs."""
+        return Predictor(self.serving(Modules(torch.device("cpu"))), self.client.train.take([]))
+
+    def serving(self, modules: Modules) -> nn.Module:
+        """The model it serves with, in one of these modules: it is so until another client's is asked for."""
+        return self.job.method.predictor(self._participant(modules), self.brief).eval()
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether its last evaluation came about: else there is no model that it could be served with."""
+        return self.history.evaluated(self.id, "predictor") == self.job.plan.rounds
+
+    @property
+    def trained(self) -> bool:
+        """Whether what it serves with was trained: by itself, or by others where it is the global alone."""
+        return self.attendance.trained or not self.state or not self.job.plan.rounds
+
+    @property
+    def serves_since(self) -> int:
+        """The first round whose evaluations are of the kind of model that it serves with now."""
+        last, first = self.job.plan.rounds, self.attendance.first
+        if self.job.method.made_at_end and not self.attendance.unfinished:
+            return last
+        return min(last, max(1, first or 1) if self.state else 1)
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """What it serves with, as a model's card says it."""
+        return self.job.method.made_of(self._participant(Modules(torch.device("cpu"))))
+
+    def _participant(self, modules: Modules) -> Participant:
+        return Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
+
+    def accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
+        """Accuracy on its own test data: of the model that it has now, or of another selection."""
+        return self.measured("accuracy", model, selection)
+
+    def measured(self, metric: str, model: str, selection: Selection) -> float | None:
+        """A number of this selection on its own test data; None where there was no last evaluation to select."""
+        if selection == "last" and not self.evaluated:
+            return None
+        return self.history.selected(selection, self.id, model, "test", metric)
+
+    def confusion(self, model: nn.Module | None = None) -> np.ndarray:
+        """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
+        return metrics.confusion_matrix(self._tested(model), self.client.test.y)
+
+    def confusion_cells(self, model: nn.Module | None = None) -> list[list[int]]:
+        """The same without its zeros: true class, predicted class, count."""
+        return metrics.confusion_counts(self._tested(model), self.client.test.y)
+
+    def _tested(self, model: nn.Module | None) -> Tensor:
+        return probabilities(model or self.predictor.model, self.client.test, self.client.task)
+
+    def summary(self) -> dict[str, Any]:
+        """The client's part of a run's JSON."""
+        selection = self.job.plan.selection
+        return {
+            "id": self.id,
+            "model": self.architecture.label,
+            "width": self.architecture.width,
+            "samples": len(self.client.train),
+            "opted_out": self.client.opted_out,
+            "test_samples": len(self.client.test),
+            "accuracy": {model: self.accuracy(model, selection) for model in ("predictor", "global")},
+            "trained": self.trained,
+            "serves_since": self.serves_since,
+            "participation": self.attendance.summary(),
+        }

@@ -1,0 +1,63 @@
+"""A model that predicts from raw inputs: with the preprocessing and the class names that belong to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mutua.data.samples import Samples, fitting
+from mutua.errors import InputError
+from mutua.learning.evaluation import probabilities
+from mutua.learning.task import Task
+from mutua.support.text import some
+
+
+@dataclass(frozen=True, repr=False)
+class Predictor:
+    """A trained model with the preprocessing and class names that belong to it."""
+
+    model: nn.Module
+    samples: Samples
+    """A template without samples: classes, preprocessing and the shape of an input."""
+
+    def __repr__(self) -> str:
+        weights = sum(p.numel() for p in self.model.parameters())
+        return f"Predictor({_kind(self.samples.x)} to {some(self.classes)}; {weights:,} parameters)"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the columns of a prediction stand for."""
+        return self.samples.classes
+
+    def __call__(self, x: Any) -> Tensor:
+        """Class probabilities (N, classes) for inputs as the client stores them (bytes for images)."""
+        template = self.samples
+        given = Samples.of(
+            x,
+            torch.zeros(len(x)),
+            classes=template.classes,
+            preprocess=template.preprocess,
+            name="x",
+            **fitting(np.shape(x), template.x.shape[1:]),
+        )
+        expect(template, given, "x")
+        return probabilities(self.model, given, Task(template.classes))
+
+    def labels(self, x: Any) -> list[str]:
+        """The most probable class of each input, by name."""
+        return [self.classes[i] for i in self(x).argmax(1).tolist()]
+
+
+def expect(template: Samples, given: Samples, name: str) -> None:
+    """Refuse inputs of another shape or type than a model was trained on."""
+    if (given.x.shape[1:], given.x.dtype) != (template.x.shape[1:], template.x.dtype):
+        raise InputError(f"{name}: samples are {_kind(given.x)}; the model takes {_kind(template.x)}")
+
+
+def _kind(x: Tensor) -> str:
+    """The shape and type of a sample in words."""
+    return f"{tuple(x.shape[1:])} {'bytes (0 to 255)' if x.dtype == torch.uint8 else 'floating numbers'}"

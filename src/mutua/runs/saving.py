@@ -1,0 +1,103 @@
+"""What a finished run leaves for use: every model with its card, and a description of a run made in Python."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from mutua.data.sources import PYTHON
+from mutua.federation.federation import Federation
+from mutua.federation.module_pool import Modules
+from mutua.methods import base
+from mutua.methods.base import Job
+from mutua.models import Architecture
+from mutua.runs.client_result import ClientResult
+from mutua.runs.saved_models import ModelCard, put_model, put_weights
+from mutua.support import safe_reading
+from mutua.support.files import AtomicFiles, as_file_name, atomic_files, to_json
+from mutua.support.processes import one_thread
+from mutua.support.tensor_files import Tensors
+
+HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
+
+
+def write_models(
+    path: Path, job: Job, federation: Federation, global_state: Tensors | None, clients: Sequence[ClientResult]
+) -> None:
+    """Write the global and every client's model, each with its card, into a run's folder."""
+    shared = job.global_model
+    with atomic_files() as files:
+        if global_state is not None and shared is not None:
+            first = min(federation.clients, key=lambda client: client.id).train
+            card = ModelCard.of(shared.spec(), first, share=shared.share, weights="weights.safetensors")
+            if shared.share != "all":  # every client ends it in classes of its own
+                card = card.model_copy(update={"classes": ()})
+            put_model(files, path / "global", {"weights": global_state}, card)
+        modules = Modules(torch.device("cpu"))  # shared by the clients in turn: building one takes long
+        with one_thread():
+            for client in clients:
+                _put_client(files, path / "clients" / client.id, client, modules)
+
+
+def _put_client(files: AtomicFiles, place: Path, client: ClientResult, modules: Modules) -> None:
+    # What a method keeps beside models has a dot or a space in its name, or nothing in it.
+    groups = {name: arrays for name, arrays in client.state.items() if name.isidentifier() and arrays}
+    if not client.evaluated:
+        put_weights(files, place, groups)
+        return
+    model = client.serving(modules)
+    predictor = model.state_dict()
+    serving = next((name for name, arrays in groups.items() if _equal(arrays, predictor)), None)
+    if serving is None:
+        serving, groups = "predictor", {**groups, "predictor": predictor}
+    card = ModelCard.of(
+        client.made_of,
+        client.client.train,
+        client=client.id,
+        weights=f"{serving}.safetensors",
+        accuracy=client.accuracy(),
+    )
+    put_model(files, place, groups, card)
+    # Without its zeros: a matrix of thousands of classes would be larger than what may be read again.
+    table = {"classes": list(client.client.task.classes), "cells": client.confusion_cells(model)}
+    text = to_json(table, indent=None) + "\n"
+    if len(text) <= safe_reading.MAX_TEXT_BYTES:  # otherwise there is none, as docs/runs.md says
+        files.write(place / "confusion.json", text)
+
+
+def _equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def describe(job: Job, federation: Federation, name: str) -> str:
+    """A run whose data was objects in Python, as YAML in the form of a recipe."""
+    data = {"name": PYTHON + _digest(federation)}
+    tree = {
+        "name": as_file_name(name)[:80] or "run",
+        "clients": [{"id": c.id, "data": dict(data), "model": _model(c.model)} for c in federation.clients],
+        "models": {} if job.global_model is None else {"global": _model(job.global_model)},
+        "method": base.section_of(job.method),
+        **job.plan.model_dump(mode="json", exclude_none=True),
+    }
+    return HEAD + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def _model(architecture: Architecture) -> dict[str, Any]:
+    more = {"share": architecture.share, "init": architecture.init and str(architecture.init)}
+    return {**architecture.spec(), **{key: value for key, value in more.items() if value not in (None, "all")}}
+
+
+def _digest(federation: Federation) -> str:
+    """A checksum of all clients' data: two runs have the same only if their data is the same."""
+    found = hashlib.sha256()
+    for client in sorted(federation.clients, key=lambda client: client.id):
+        for samples in (client.train, client.val, client.test):
+            found.update(repr((client.id, samples.classes, tuple(samples.x.shape), samples.x.dtype)).encode())
+            found.update(samples.x.contiguous().numpy().data)
+            found.update(samples.y.contiguous().numpy().data)
+    return found.hexdigest()[:16]

@@ -1,0 +1,46 @@
+"""A run's summary as people see it: the table that `print` shows, and what `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mutua.federation.ledger import Ledger
+from mutua.federation.plan import SELECTIONS
+from mutua.support.text import Sheet, of_width, percent, several, size, some
+
+REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
+
+
+def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -> Sheet:
+    """A run in a few lines, from its summary and what crossed: what `print` shows."""
+    models = ("predictor", "global")
+    rows = [
+        (
+            c["id"],
+            of_width(c["model"], c.get("width", 1)),
+            f"{c['samples']:,}",
+            *(percent(c["accuracy"][model]) for model in models),
+            size(ledger.bytes("up", c["id"])),
+        )
+        for c in summary["clients"]
+    ]
+    means = [percent(summary["mean"][model]["accuracy"]) for model in models]
+    remarks = [f"accuracy in % on each client's own test data {SELECTIONS[summary['selection']]}"]
+    if (common := summary["global"]["accuracy"]) is not None:
+        remarks += [f"the global on the common test set: {percent(common)} %"]
+    kinds = [f"{kind} ({name})" for kind, name in (label.split(": ", 1) for label in ledger.kinds("up"))]
+    remarks += [f"left the clients: {some(kinds) or 'nothing'}"]
+    remarks += left_out[:3]
+    if len(left_out) > 3:
+        remarks += [f"... and {len(left_out) - 3} more clients of which something went wrong"]
+    title = f"{summary['method']}: {several(len(rows), 'client')}, {several(summary['rounds'], 'round')}"
+    heads = ("client", "model", "samples", "predictor", "global", "sent")
+    sums = [("mean", "", "", *means, size(summary["bytes"]["up"]))]
+    return Sheet(f"{title}, seed {summary['seed']}", heads, rows, sums, remarks, left=2)
+
+
+def reported(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a run's summary, what `--json` prints."""
+    asked = () if summary.get("selection", "last") == "last" else ("selection",)
+    return {key: summary.get(key) for key in (*REPORTED, *asked)}
