@@ -23,7 +23,7 @@ from mutua.support.text import Rows
 
 
 @dataclass(frozen=True)
-class Predictions:
+class PredictionTable:
     """Labels by name and probabilities by class; accuracy where the data has labels that the model knows."""
 
     samples: list[str]
@@ -50,7 +50,7 @@ class Predictions:
             writer.writerow([name, label, *(f"{p:.6f}" for p in row)])
 
 
-def predict(model: SavedModel, path: PathLike) -> Predictions:
+def predict(model: SavedModel, path: PathLike) -> PredictionTable:
     """What the model says of the samples in an .npz file or a folder of images (resized to its input)."""
     predictor = model.predictor()
     try:
@@ -63,7 +63,7 @@ def predict(model: SavedModel, path: PathLike) -> Predictions:
     right = None
     if truth is not None and set(truth) & set(predictor.classes):
         right = sum(a == b for a, b in zip(labels, truth, strict=True)) / len(labels)
-    return Predictions(names, predictor.classes, found, labels, right)
+    return PredictionTable(names, predictor.classes, found, labels, right)
 
 
 def _read(
