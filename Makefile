@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all their own set-up in .venv.
+# `make demo` and `make test` set up everything they need in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -10,31 +10,31 @@ demo: .venv/installed
 test: .venv/installed-dev lint
 	$(BIN)/python -m pytest -m "not long" -n 2 --cov --cov-report=term
 
-# What takes long, and the attack of tests/attack: kills, crashes and hostile files. Under 45 minutes on two cores.
+# The slow tests, and the attack of tests/attack: kills, crashes and hostile files. Under 45 minutes on two cores.
 test-long: .venv/installed-dev
 	$(BIN)/python -m pytest -m long -n 2
 
-# The same tests with the lowest versions that pyproject.toml allows of everything but torch, on the lowest Python, 3.11.
+# The tests with the lowest versions that pyproject.toml allows of everything except torch, on the lowest Python, 3.11.
 test-lowest: .venv-lowest/installed
 	.venv-lowest/bin/python -m pytest -m "not long" -n 2
 
-# The documents as a site in site/, with the API reference from the docstrings. Fails where a link or a name leads nowhere.
+# The documents as a site in site/, with the API reference from the docstrings. Fails if a link or a name leads nowhere.
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# How fast it is beside a plain PyTorch loop: about eight minutes, on a machine with nothing else to do.
+# How fast it is compared with a plain PyTorch loop: about eight minutes, on an otherwise idle machine.
 bench: .venv/installed
 	$(BIN)/python benchmarks/speed.py
 
-# What the engine costs beside bare steps, and how cost grows with clients: three and a half minutes.
+# What the engine costs beyond the bare steps, and how the cost grows with clients: three and a half minutes.
 bench-engine: .venv/installed
 	$(BIN)/python benchmarks/overhead.py
 
-# How runs grow with clients and with rounds: some ten minutes.
+# How time and memory of a run grow with clients and with rounds: about ten minutes.
 bench-scale: .venv/installed
 	$(BIN)/python benchmarks/scale.py
 
-# Under a minute; fails where a ratio has fallen below 85 % of the recorded one.
+# Under a minute; fails if a ratio is below 85 % of the recorded one.
 bench-quick: .venv/installed
 	$(BIN)/python benchmarks/speed.py --quick
 

@@ -1,9 +1,9 @@
-"""What the engine costs beside the bare steps, and how cost grows with the number of clients.
+"""What the engine costs beyond the bare steps, and how the cost grows with the number of clients.
 
-Bare steps are forward, losses, backward and optimizer, timed one by one inside the rounds that they are a part of:
-a loop beside them would meet the machine at another speed. All else of a round is the engine's: models and memory
-put in place and kept, batches, random streams, messages, merge, ledger. Evaluation and checkpoints are left out.
-All in one process on one core. The table of growth is of whole rounds, evaluation included, on all cores.
+Bare steps are forward, losses, backward and optimizer. They are timed one by one inside their rounds, because the
+machine might run at another speed in a separate loop. The rest of a round is the engine's: putting models and
+memory in place and keeping them, batches, random streams, messages, merge, ledger. Evaluation and checkpoints are
+left out. All in one process on one core. The table of growth is of whole rounds, with evaluation, on all cores.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def overhead() -> None:
 
 
 def growth() -> None:
-    """Seconds a round and a client, from 10 to 1,000 clients of the same size."""
-    print("\nclients   round s   ms a client")
+    """Seconds per round and milliseconds per client, from 10 to 1,000 clients of the same size."""
+    print("\nclients   round s   ms per client")
     for number in (10, 30, 100, 300, 1000):
         workload = Workload(f"{number} clients", "cnn1", number, 10, 20, 10, bar=0.0, rounds=4)
         times: list[float] = []

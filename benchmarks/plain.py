@@ -1,6 +1,6 @@
 """What people write by hand: federated mutual learning as a plain PyTorch loop, correct but untuned.
 
-A DataLoader a client, a deep copy of the global a client, one optimizer a model, all threads for every step,
+One DataLoader and one deep copy of the global per client, one optimizer per model, all threads for every step,
 and models of torch's own layers.
 """
 

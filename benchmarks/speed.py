@@ -3,8 +3,8 @@
 `python benchmarks/speed.py` runs every workload; `--quick` a short pass that fails where a ratio has fallen below
 85 % of the recorded one (benchmarks/recorded.json, written by `--record` from three such passes).
 
-Rounds of mutua and of the plain loop alternate in one process tree, so that whatever else the machine does falls
-on both. Both train the same batches from the same weights; after the first round their weights are compared.
+Rounds of mutua and of the plain loop alternate in one process tree, so that other load on the machine affects
+both. Both train on the same batches from the same weights; after the first round their weights are compared.
 """
 
 from __future__ import annotations

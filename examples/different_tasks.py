@@ -1,6 +1,6 @@
-"""Two clients with different tasks share the body of a model; each ends it with an adaptor of its own.
+"""Two clients with different tasks share the body of a model; each completes it with its own adaptor.
 
-One knows the digits zero to four, the other five to nine, under names that the other has never heard of.
+One knows the digits zero to four, the other five to nine; neither knows the class names of the other.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ TASKS = {
 
 
 def client(name: str, first_digit: int, train: int, held: int = 300) -> mutua.Client:
-    """Its five digits as a task of five classes. The set runs through the digits in turn, so slices are fair."""
+    """A client with five digits as its classes. The data set cycles through the digits, so slices are balanced."""
     digits = mutua.load("mnist5k").train
     mine = (digits.y >= first_digit) & (digits.y < first_digit + 5)
     samples = digits.take(mine.nonzero()[:, 0])

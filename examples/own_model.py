@@ -16,7 +16,7 @@ class Patches(nn.Module):
         self.head = nn.Linear(32 * (size // 7) ** 2, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One score a class."""
+        """One score per class."""
         patches = torch.relu(self.patches(x))
         mixed: Tensor = torch.relu(self.mix(patches))
         scores: Tensor = self.head(mixed.flatten(1))

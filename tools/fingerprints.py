@@ -1,4 +1,4 @@
-"""What every method gives for one tiny recipe, as hashes: the same before and after a change that changes nothing.
+"""Hashes of what every method gives for one tiny recipe: the same before and after a refactoring.
 
     python tools/fingerprints.py > before.json        # on the old tree
     python tools/fingerprints.py --against before.json # on the new one

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages lie as in the repository, so that links work on both, and load nothing from the web."""
+"""Hooks for mkdocs: pages lie as in the repository, so that links work in both, and load nothing from the web."""
 
 import logging
 import re
