@@ -151,6 +151,10 @@ class Participant:
         """Where models and batches are."""
         return self._modules.device
 
+    def stream(self, *purpose: str | int) -> torch.Generator:
+        """Random numbers for a purpose: the same for this seed, client, round and purpose, wherever it runs."""
+        return torch_stream(self._seed, self.round, *purpose)
+
     # Models
 
     def initialise(self, name: str = "personal", like: Literal["own", "global"] = "own") -> None:
@@ -245,7 +249,7 @@ class Participant:
             self.train if samples is None else samples,
             self.task,
             plan.batch_size,
-            torch_stream(self._seed, self.round, "batches"),
+            self.stream("batches"),
             join_single=self._has_batch_norm() or any(map(batch_normed, (models or {}).values())),
             augmentations=plan.augment if augment else (),
             device=self.device,
