@@ -7,6 +7,7 @@ import importlib
 import json
 import keyword
 import logging
+import pydoc
 import re
 import runpy
 import shlex
@@ -395,6 +396,18 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
             assert anchor in slugs, target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_and_names_in_the_documents_exist(path: Path) -> None:
+    """Paths of the repository, and names that begin with `mutua.`, wherever they stand in backticks."""
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    files = re.findall(r"`((?:src|tests|benchmarks|docs|tools|examples)/[a-z0-9_./-]+)`", prose)
+    to_write = "src/mutua/methods/anchored.py"  # the example of CONTRIBUTING.md
+    assert not [file for file in files if not (ROOT / file).exists() and file != to_write]
+    names = re.findall(r"`(mutua(?:\.[A-Za-z_]\w*)+)(?:\([^`]*)?`", prose)
+    gone = {"mutua.save_run"} if path.name == "CHANGELOG.md" else set()
+    assert not [name for name in names if pydoc.locate(name) is None and name not in gone]
 
 
 PACKAGE = ROOT / "src" / "mutua"
