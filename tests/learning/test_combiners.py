@@ -19,7 +19,7 @@ from mutua.federation.message import weights
 from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, overlong_updates, update_norms
 from mutua.methods import FML, FedAvg
 from mutua.methods.base import method_of, section_of
-from mutua.reports.console import options
+from mutua.reports.console import method_options
 from mutua.rounds.loop import Rejected
 from mutua.support.tensor_files import Tensors
 
@@ -329,8 +329,8 @@ def test_combiners_compared_from_the_command_line(command: Any, tmp_path: Any) -
 
 
 def test_a_report_names_the_combiner_and_its_options() -> None:
-    assert options(FML(combine="median")).startswith("combine median, temperature")
-    assert options(FML(combine=TrimmedMean(share=0.3), max_norm_ratio=100)).startswith(
+    assert method_options(FML(combine="median")).startswith("combine median, temperature")
+    assert method_options(FML(combine=TrimmedMean(share=0.3), max_norm_ratio=100)).startswith(
         "combine trimmed-mean (share 0.3), max_norm_ratio 100.0, "
     )
 

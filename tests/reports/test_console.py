@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from mutua.reports import console
-from mutua.reports.console import ProgressBar, percent, size
+from mutua.reports.console import ProgressBar
 from mutua.rounds import progress
 from mutua.rounds.history import History
 from mutua.rounds.loop import Finished, Rejected, RoundEnded, Started
 from mutua.studies.comparison_tables import accuracy_table, comparison_tables, differences_table
+from mutua.support.text import percent, size
 
 Runs = Callable[..., tuple[Path, Any]]
 

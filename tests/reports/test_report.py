@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from mutua import InputError, Recipe
 from mutua.cli.app import app
-from mutua.reports import charts, console, projections
+from mutua.reports import charts, projections
 from mutua.reports.document import Code, Report
 from mutua.reports.figures import COLOURS
 from mutua.reports.html import html_page
@@ -36,6 +36,7 @@ from mutua.runs.saved_models import SavedModel
 from mutua.studies.statistics import Spread
 from mutua.support import safe_reading
 from mutua.support.files import to_json
+from mutua.support.text import percent, size
 
 Runs = Callable[..., tuple[Path, Any]]
 ODD = "<b>$x_{&\\"
@@ -180,7 +181,7 @@ def test_results_are_those_of_the_folder_in_every_form(made: Report, text: str, 
     rows = [["method", "seeds", "global", "predictor", "worst", "spread", "better off", "sent"]]
     for method, numbers in expected.items():
         *accuracies, sent = numbers.values()
-        rows.append([method, "2", *map(told, accuracies), console.size(sent)])
+        rows.append([method, "2", *map(told, accuracies), size(sent)])
     assert Page(text).tables["accuracies"] == rows
     assert markdown_rows(table.markdown()) == rows
     assert latex_rows(table.latex()) == rows
@@ -561,11 +562,11 @@ def test_one_run_has_a_report_too(finished: Runs) -> None:
     folder, result = finished("fml", rounds=2)
     made = report(read_study(folder))
     page = Page(html_page(made))
-    mean = console.percent(result.summary()["mean"]["predictor"]["accuracy"])
+    mean = percent(result.summary()["mean"]["predictor"]["accuracy"])
     assert page.tables["accuracies"][1][3] == mean
     rows = {row[0]: row[1:] for row in page.tables["clients"][1:]}
     for client in result.summary()["clients"]:
-        assert rows[client["id"]] == [console.percent(client["accuracy"][m]) for m in ("predictor", "global")]
+        assert rows[client["id"]] == [percent(client["accuracy"][m]) for m in ("predictor", "global")]
     assert "fml was run with seed 0." in page.text
     assert "there is no run of method independent" in page.text
 

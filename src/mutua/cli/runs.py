@@ -72,6 +72,7 @@ def runs_prune_command(
     from mutua.runs.listing import RunOverview
     from mutua.support.files import cannot_write
     from mutua.support.folders import FolderLock
+    from mutua.support.text import size
 
     RunOverview.of(run_dir)  # refuses a folder that is no run's, before a lock file is left in it
     lock = FolderLock(run_dir, "RUN")
@@ -87,4 +88,4 @@ def runs_prune_command(
         lock.release()
     did = "would be removed" if dry_run else "removed"
     rounds = ", ".join(map(str, gone)) or "none"
-    console.say(f"{run_dir}: checkpoints {did}: {rounds}; {console.size(freed)} freed")
+    console.say(f"{run_dir}: checkpoints {did}: {rounds}; {size(freed)} freed")

@@ -54,11 +54,9 @@ def compare_command(
 ) -> None:
     """Compare methods, or the cells of a grid, over the same seeds."""
     from mutua.reports import console
-    from mutua.runs.guarantee import Guarantee
     from mutua.runs.summary import reported
-    from mutua.studies.comparison_tables import comparison_remarks, comparison_tables
+    from mutua.studies.comparison_tables import comparison_tables
     from mutua.studies.contenders import compared_cells, read_seeds
-    from mutua.studies.measures import uses_global_alone
     from mutua.studies.summaries import summarise
     from mutua.studies.sweep import Sweep
     from mutua.studies.sweep_runner import run_sweep
@@ -80,14 +78,7 @@ def compare_command(
     if as_json and not outcome.interrupted:
         print_json({"runs": [{**reported(run), "method": label} for label, run in runs], "summary": summary})
     elif runs and not outcome.interrupted:
-        done = {run.cell.name: run for run in sweep.finished}
-        shared = [name for name, run in done.items() if uses_global_alone(run.path)]
-        notes = [f"{', '.join(shared)}: every client uses models.global, not a model of its own"] if shared else []
-        notes += [f"{name}: {told}" for name, run in done.items() if (told := console.options(run.recipe.method))]
-        for label, run in {label: run for label, run in runs if run["privacy"] is not None}.items():
-            notes.append(f"{label}, seed {run['seed']}: differential privacy {Guarantee.of(run['privacy'])}")
-        notes += comparison_remarks(sweep.finished, runs)
-        console.show_sheets(*comparison_tables(summary, cells[0][1].selection, notes))
+        console.show_sheets(*comparison_tables(summary, cells[0][1].selection, _remarks(sweep)))
     if not outcome.interrupted:
         console.say(saved_text(sweep.place), console.err if as_json else console.out)
     if outcome.stopped:
@@ -95,6 +86,23 @@ def compare_command(
     if outcome.failed:
         told = "; ".join(f"{label}: {why}" for label, why in outcome.failed.items())
         raise RunError(f"{len(outcome.failed)} of {len(sweep.runs)} runs failed: {told}")
+
+
+def _remarks(sweep: Sweep) -> list[str]:
+    """What a reader of the numbers must know: shared models, options, privacy, unequal training."""
+    from mutua.reports.console import method_options
+    from mutua.runs.guarantee import Guarantee
+    from mutua.studies.comparison_tables import comparison_remarks
+    from mutua.studies.measures import uses_global_alone
+
+    done, runs = {run.cell_name: run for run in sweep.finished}, sweep.summaries()
+    shared = [name for name, run in done.items() if uses_global_alone(run.path)]
+    remarks = [f"{', '.join(shared)}: every client uses models.global, not a model of its own"] if shared else []
+    options = {name: method_options(run.recipe.method) for name, run in done.items()}
+    remarks += [f"{name}: {text}" for name, text in options.items() if text]
+    for label, run in {label: run for label, run in runs if run["privacy"] is not None}.items():
+        remarks.append(f"{label}, seed {run['seed']}: differential privacy {Guarantee.of(run['privacy'])}")
+    return remarks + comparison_remarks(sweep.finished, runs)
 
 
 def _stopped(sweep: Sweep, outcome: Outcome) -> str:

@@ -64,6 +64,7 @@ def predict_command(
     from mutua.runs.folder import RunFolder
     from mutua.runs.inference import predict
     from mutua.support.files import cannot_write
+    from mutua.support.text import percent
 
     trust_names(trust_code)
     predictions = predict(RunFolder.open(run_dir).client(client), data)
@@ -79,7 +80,7 @@ def predict_command(
     elif out is None:
         predictions.write(sys.stdout)
     if predictions.accuracy is not None:
-        right = f"accuracy {console.percent(predictions.accuracy)} % on {len(predictions.labels)} samples"
+        right = f"accuracy {percent(predictions.accuracy)} % on {len(predictions.labels)} samples"
         console.say(right, console.err)
 
 

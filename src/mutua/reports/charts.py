@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mutua.reports import console
 from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, percent_axis, short_name
+from mutua.support.text import percent, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,16 +51,13 @@ def _until(sent: Mapping[int, float], round: int) -> float:
 
 def curve_picture(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
     """Accuracy over rounds, with a band of one standard deviation over seeds."""
-    ends = ", ".join(f"{label} {console.percent(line.mean[-1])} %" for label, line in lines.items())
+    ends = ", ".join(f"{label} {percent(line.mean[-1])} %" for label, line in lines.items())
     return _lines(name, title, f"{title}, over rounds. At the end: {ends}.", lines, "round")
 
 
 def trade_off_picture(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
     """Accuracy against the bytes that had left all clients by then."""
-    ends = ", ".join(
-        f"{label} {console.percent(line.mean[-1])} % for {console.size(line.x[-1])}"
-        for label, line in lines.items()
-    )
+    ends = ", ".join(f"{label} {percent(line.mean[-1])} % for {size(line.x[-1])}" for label, line in lines.items())
     return _lines(name, title, f"{title}. At the end: {ends}.", lines, "sent by all clients together")
 
 
@@ -102,7 +99,7 @@ def _draw_lines(lines: Mapping[str, Line], along: str, figure: FigureBase) -> No
     axes.set_ylabel("accuracy", color=INK, fontsize=9)
     percent_axis(axes)
     if along != "round":
-        axes.xaxis.set_major_formatter(lambda value, _: console.size(value).replace(".0 ", " "))
+        axes.xaxis.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
     legend(figure, handles, list(lines), _columns(list(lines)))
 
 
@@ -118,7 +115,7 @@ class Bars:
 def client_picture(name: str, title: str, ids: list[str], bars: Mapping[str, Bars]) -> Picture:
     """Each client's accuracies, one below the other."""
     told = (
-        f"{ids[k]}: " + ", ".join(f"{of} {console.percent(mine.values[k])}" for of, mine in bars.items())
+        f"{ids[k]}: " + ", ".join(f"{of} {percent(mine.values[k])}" for of, mine in bars.items())
         for k in range(min(len(ids), 20))
     )
     alt = f"{title}, in %. {'; '.join(told)}{'; ...' * (len(ids) > 20)}."
@@ -136,7 +133,7 @@ def _draw_clients(ids: list[str], bars: Mapping[str, Bars], figure: FigureBase) 
         made = axes.barh(at, known, width * 0.9, **(style if mine.hatched else {"color": mine.colour}))
         handles.append(made)
         if len(ids) * len(bars) <= 60:
-            axes.bar_label(made, [console.percent(v) for v in mine.values], padding=2, fontsize=7, color=INK)
+            axes.bar_label(made, [percent(v) for v in mine.values], padding=2, fontsize=7, color=INK)
     step = -(-len(ids) // 50)
     axes.set_yticks(places[::step], [short_name(name) for name in ids[::step]], parse_math=False)
     axes.invert_yaxis()

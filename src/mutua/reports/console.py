@@ -22,15 +22,12 @@ from mutua.rounds.progress import bars as bars
 from mutua.rounds.progress import err as err
 from mutua.runs.result import Result
 from mutua.support.profiling import Profile
-from mutua.support.text import Sheet, of_width, printable
-from mutua.support.text import percent as percent
-from mutua.support.text import size as size
-from mutua.support.text import spread as spread
+from mutua.support.text import Sheet, of_width, percent, printable, several, size
 
 if TYPE_CHECKING:
     from mutua.studies.sweep_runner import News
 
-# Results go to stdout, everything about the way there to stderr; what users named stays as they wrote it.
+# Results go to stdout, progress and notes to stderr. Names of users are printed as they are, not as markup.
 out = Console(markup=False, emoji=False, highlight=False)
 
 
@@ -39,7 +36,7 @@ def say(text: str, to: Console | None = None) -> None:
     (to or out).print(printable(text), soft_wrap=True)
 
 
-class Cells(Table):
+class _Cells(Table):
     """A table in which no text can move the cursor."""
 
     def add_row(self, *cells: Any, **more: Any) -> None:
@@ -49,7 +46,7 @@ class Cells(Table):
 
 def table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
     """An empty table: columns of text, which wrap where they are narrow, then columns of numbers."""
-    made = Cells(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    made = _Cells(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in left:
         made.add_column(printable(name), overflow="fold")
     for name in right:
@@ -170,7 +167,7 @@ def what_left(result: Result) -> str:
     return ", ".join(f"{kind} ({name})" for kind, name in kinds) or "nothing"
 
 
-def options(method: base.Method) -> str:
+def method_options(method: base.Method) -> str:
     """A method's options, defaults included."""
     given = {key: value for key, value in base.section_of(method).items() if key != "name" and value is not None}
     return ", ".join(f"{key} {option_text(value)}" for key, value in given.items())
@@ -208,8 +205,8 @@ def show_result(result: Result) -> None:
         clients.add_row(label, "", "", "", *[""] * opting, *scores, sent)
     remarks = [
         "predictor: the model that a client serves with; weighted: by test samples",
-        "answered: rounds whose work was done and accepted / rounds it was asked for",
-        *few(result.left_out()),
+        "answered: rounds in which its work was accepted / rounds it was asked for",
+        *_few(result.left_out()),
         f"left the clients: {what_left(result)}",
         f"differential privacy: {result.guarantee or 'none'}",
     ]
@@ -224,26 +221,26 @@ def show_result(result: Result) -> None:
     models = [client.model for client in result.federation.clients] + [result.job.global_model]
     files = dict.fromkeys(str(model.init) for model in models if model is not None and model.init is not None)
     remarks += [f"models start from {', '.join(files) or 'scratch'}"]
-    if told := options(result.job.method):
+    if told := method_options(result.job.method):
         remarks += [f"options: {told}"]
     when = SELECTIONS[plan.selection]
     show_table(f"{summary['method']}: accuracy (%) on each client's own test data {when}", clients, *remarks)
 
 
-def few(said: Sequence[str], most: int = 10) -> list[str]:
+def _few(said: Sequence[str], most: int = 10) -> list[str]:
     """The first lines, and how many more there are."""
     return [*said[:most], *([f"and {len(said) - most} more clients: see run.json"] if len(said) > most else [])]
 
 
 def show_profile(profile: Profile, to: Console) -> None:
-    """Where a run's time went."""
+    """Print where the time of a run went."""
     seconds = profile.seconds()
     whole = sum(seconds.values()) or 1.0
     rows = table(["what"], ["CPU seconds", "share"])
     for what, took in seconds.items():
         rows.add_row(what, f"{took:.2f}", f"{took / whole:.0%}")
     wall = profile.ended - profile.began
-    title = f"where {wall:.1f} s on {profile.workers} worker{'s' * (profile.workers > 1)} went"
+    title = f"where {wall:.1f} s on {several(profile.workers, 'worker')} went"
     to.print(title, rows, sep="\n", end="\n\n")
     say("trace.json in the run's folder shows who did what when: open it in ui.perfetto.dev", to)
 

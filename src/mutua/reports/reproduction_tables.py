@@ -14,6 +14,7 @@ from mutua.studies.papers.items import Item, item_names, load_item
 from mutua.studies.reproduction import Reproduction, recomputed_record
 from mutua.studies.summaries import OVER_CLIENTS
 from mutua.support.configuration import PathLike
+from mutua.support.text import spread
 
 PAGE = """# Reproduction
 
@@ -176,7 +177,7 @@ def _cuts(records: Mapping[str, dict[str, Any] | None]) -> str:
 
 def _clients(records: Mapping[str, dict[str, Any] | None]) -> str:
     told = [
-        _line(name.partition("/")[2], cell, *(console.spread(of[key]) for key in OVER_CLIENTS))
+        _line(name.partition("/")[2], cell, *(spread(of[key]) for key in OVER_CLIENTS))
         for name, record in records.items()
         for cell, of in (record["clients"].items() if record else ())
     ]

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mutua.reports import console
 from mutua.studies.statistics import Spread
-from mutua.support.text import Rows, markup, printable
+from mutua.support.text import Rows, markup, printable, size, spread
 
 MOST_CLIENTS = 40
 """Tables of clients with something to say list so many of a run; run.json has all."""
@@ -36,11 +35,11 @@ def cell_text(cell: Cell) -> str:
     """A cell as people read it."""
     match cell:
         case Spread():
-            return console.spread({"mean": cell.mean, "std": cell.sd})
+            return spread({"mean": cell.mean, "std": cell.sd})
         case PercentagePoints():
-            return console.spread({"mean": cell.value, "std": None}, sign=True).replace("-", "−")
+            return spread({"mean": cell.value, "std": None}, sign=True).replace("-", "−")
         case Bytes():
-            return console.size(cell.value)
+            return size(cell.value)
     return printable(str(cell))
 
 
