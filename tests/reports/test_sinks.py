@@ -15,7 +15,7 @@ import pytest
 import mutua
 from mutua import InputError
 from mutua.data.partitions import IID
-from mutua.support.text import Rows, markup, printable
+from mutua.support.text import markup, printable, spreadsheet_csv
 
 NAMES = [
     "=HYPERLINK(1)",
@@ -71,9 +71,8 @@ def test_names_do_nothing_anywhere(run: Path, command: Any, tmp_path: Path) -> N
 
 
 def test_numbers_stay_numbers() -> None:
-    text = io.StringIO()
-    Rows(text).writerows([[-1.5, "-1.5", "-1e-3", 3, None, "plain", ""], ["-a", "=", "＝1", "\t=1", "\n=1"]])
-    assert text.getvalue() == "-1.5,-1.5,-1e-3,3,,plain,\n'-a,'=,'＝1,\\t=1,\\n=1\n"
+    rows = [[-1.5, "-1.5", "-1e-3", 3, None, "plain", ""], ["-a", "=", "＝1", "\t=1", "\n=1"]]
+    assert spreadsheet_csv(rows) == "-1.5,-1.5,-1e-3,3,,plain,\n'-a,'=,'＝1,\\t=1,\\n=1\n"
     assert printable("a\nb\x1b") == "a\nb\\x1b" and printable("x" * 50, 40) == "x" * 39 + "…"
     assert markup("<\x1b>") == "&lt;\\x1b&gt;"
 

@@ -40,6 +40,7 @@ from mutua.runs.folder import RunFolder
 from mutua.runs.recording import Recorder
 from mutua.support import files, safe_reading
 from mutua.support.growing_files import TableEnd
+from mutua.support.tensor_files import FILE_DTYPES
 
 MARK = TableEnd(bytes=0, rows=0, sha256="")
 FACTS: dict[str, Any] = {"versions": {}, "history": MARK, "ledger": MARK}
@@ -109,13 +110,17 @@ def test_a_reply_comes_back_part_by_part_in_order() -> None:
 
 
 def test_the_file_is_one_that_the_library_reads_and_would_write() -> None:
-    """The same header and the same bytes but for the order of arrays of one width, which is ours."""
+    """The same bytes."""
     some = (torch.randn(3, 2) * 9).abs()
-    arrays = {str(dtype): some.to(dtype) for dtype in checkpoints.TYPES} | {"": torch.tensor(1.5), "no": some[:0]}
+    arrays = {str(dtype): some.to(dtype) for dtype in FILE_DTYPES} | {"": torch.tensor(1.5), "no": some[:0]}
     ours = joined({"g": arrays}, round=1)
-    theirs = save({f"g/{name}": array.clone() for name, array in arrays.items()}, {"mutua": "x"})
+    named = {f"g/{name}": array.clone() for name, array in arrays.items()}
+    theirs = save(
+        named, {"mutua": json.loads(ours[8 : 8 + int.from_bytes(ours[:8], "little")])["__metadata__"]["mutua"]}
+    )
+    assert ours == theirs
     read, expected = load(ours), load(theirs)
-    assert set(TYPES_OF_SAFETENSORS.values()) - set(checkpoints.TYPES) <= {
+    assert set(TYPES_OF_SAFETENSORS.values()) - set(FILE_DTYPES) <= {
         torch.float8_e4m3fnuz,
         torch.float8_e5m2fnuz,
     }

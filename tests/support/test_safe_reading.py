@@ -31,6 +31,7 @@ from mutua.runs.resuming import ResumedRecorder
 from mutua.runs.saved_models import SavedModel
 from mutua.support import safe_reading
 from mutua.support.growing_files import EventLog
+from mutua.support.tensor_files import FILE_DTYPES
 
 Finished = Callable[..., tuple[Path, Any]]
 
@@ -257,7 +258,7 @@ def test_pickles(value: Any, said: str, tmp_path: Path) -> None:
 
 
 def test_a_state_dict_of_every_type_is_read(tmp_path: Path) -> None:
-    plain = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in checkpoints.TYPES}
+    plain = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in FILE_DTYPES}
     layout = {"view": torch.arange(12.0).view(3, 4).t(), "tied": (tied := torch.ones(2)), "again": tied}
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     for whole in (plain, layout, model.state_dict(), dict(model.named_parameters())):

@@ -14,9 +14,8 @@ from mutua.data.samples import Samples, known_classes
 from mutua.errors import InputError
 from mutua.learning.task import Task
 from mutua.models import Architecture
+from mutua.support.files import FILE_NAME
 from mutua.support.text import some
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +43,7 @@ class Client:
             object.__setattr__(self, "opt_in", ~self.train.opted_out)
         if self.opt_in is not None and (self.opt_in.dtype, self.opt_in.shape) != (torch.bool, self.train.y.shape):
             raise InputError(f"client {self.id}: opt_in must be one true or false for each training sample")
-        if not _ID.fullmatch(self.id):
+        if len(self.id) > 64 or not re.fullmatch(FILE_NAME, self.id):
             raise InputError(
                 f"client id '{self.id}': use letters, digits, '.', '_', '+', '-', at most 64, not '.' first"
             )

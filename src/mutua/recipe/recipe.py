@@ -33,6 +33,7 @@ from mutua.recipe.opt_out import OptOut
 from mutua.recipe.public_set import PublicSet
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, checked, read_yaml
+from mutua.support.files import FILE_NAME
 from mutua.support.text import several
 
 FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
@@ -44,7 +45,7 @@ class Recipe(Plan):
 
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True)
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
+    name: str = Field("run", pattern=f"^{FILE_NAME}$", max_length=80)
     data: Data | None = None
     partition: Partition | None = None
     models: Models = Field(default_factory=Models)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mutua.studies.statistics import Spread
-from mutua.support.text import Rows, markup, printable, size, spread
+from mutua.support.text import markup, printable, size, spread, spreadsheet_csv
 
 MOST_CLIENTS = 40
 """Tables of clients with something to say list so many of a run; run.json has all."""
@@ -119,11 +118,11 @@ class Table:
 
     def csv(self) -> str:
         """As they were computed, not rounded: accuracies from 0 to 1, bytes; `sd` beside what is over seeds."""
-        text = io.StringIO(newline="")
-        writer = Rows(text)
         spread = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.heads))]
         heads = zip(self.heads, spread, strict=True)
-        writer.writerow([name for head, over in heads for name in ((head, f"{head} sd") if over else (head,))])
+        rows: list[list[object]] = [
+            [name for head, over in heads for name in ((head, f"{head} sd") if over else (head,))]
+        ]
         for row in self.rows:
             cells: list[object] = []
             for cell, over in zip(row, spread, strict=True):
@@ -134,8 +133,8 @@ class Table:
                         cell.value if isinstance(cell, Bytes | PercentagePoints) else cell,
                         *([""] if over else []),
                     ]
-            writer.writerow(cells)
-        return text.getvalue()
+            rows.append(cells)
+        return spreadsheet_csv(rows)
 
 
 _TEX = {

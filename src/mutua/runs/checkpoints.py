@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import ConfigDict, Field, ValidationError
 
 from mutua.errors import MutuaError, RunError
@@ -27,17 +26,9 @@ from mutua.rounds.loop import RunState
 from mutua.runs.inputs import Inputs
 from mutua.support import files, safe_reading
 from mutua.support.configuration import Spec
+from mutua.support.files import FILE_NAME
 from mutua.support.growing_files import TableEnd
-from mutua.support.tensor_files import DTYPES, Tensors
-
-TYPES = DTYPES | {
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
+from mutua.support.tensor_files import FILE_DTYPES, Pieces, Tensors, encode_tensors
 
 
 class DamagedCheckpoint(MutuaError):
@@ -52,7 +43,7 @@ class ArrayFile(Spec):
     sha256: str
 
 
-Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=64)]
+Id = Annotated[str, Field(pattern=f"^{FILE_NAME}$", max_length=64)]
 
 
 class TableEnds(Spec):
@@ -247,10 +238,6 @@ def checkpoint_due(settings: Settings, round: int, since: float) -> bool:
     return round % settings.every == 0 and since >= settings.seconds
 
 
-Pieces = list[bytes | memoryview]
-"""A file's bytes in order. Arrays are not copied: a run's state may be large, and is saved often."""
-
-
 def encode_state(state: State, reply: Message | None = None, **about: Any) -> Pieces:
     """Groups of named arrays as `GROUP/NAME`, and a reply as `/PART/NAME`, in one safetensors file.
 
@@ -266,27 +253,15 @@ def encode_state(state: State, reply: Message | None = None, **about: Any) -> Pi
         arrays |= {f"/{part}/{name}": array for part in reply for name, array in reply.arrays(part).items()}
         parts = {name: {"kind": part.kind, "arrays": list(part.arrays)} for name, part in reply.items()}
     groups = {group: list(named) for group, named in state.items()}
-    return _safetensors(arrays, json.dumps({"format": 1, **about, "groups": groups, "reply": parts}))
-
-
-def _safetensors(arrays: Tensors, about: str) -> Pieces:
-    """The format: the header's length, the header, and the arrays, widest types first so that all are aligned."""
-    header: dict[str, Any] = {"__metadata__": {"mutua": about}}
-    pieces: Pieces = []
-    offset = 0
-    for name in sorted(arrays, key=lambda name: -arrays[name].element_size()):
-        array = arrays[name].detach().cpu().contiguous()
-        if array.dtype not in TYPES:
+    for name, array in arrays.items():
+        if array.dtype not in FILE_DTYPES:
             raise RunError(f"'{name}' cannot be saved: safetensors has no {array.dtype}")
-        end = offset + array.numel() * array.element_size()
-        header[name] = {"dtype": TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
-        pieces.append(array.reshape(-1).view(torch.uint8).numpy().data)
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    if offset + len(text) + 8 > safe_reading.MAX_ARRAY_BYTES or len(text) > safe_reading.MAX_HEADER_BYTES:
-        raise RunError(f"a state of {offset} bytes and {len(text)} of names cannot be saved: it is too large")
-    return [len(text).to_bytes(8, "little"), text, *pieces]
+    told = json.dumps({"format": 1, **about, "groups": groups, "reply": parts})
+    header, *data = encode_tensors(arrays, {"mutua": told})
+    names, size = len(header) - 8, sum(map(len, data))
+    if size + len(header) > safe_reading.MAX_ARRAY_BYTES or names > safe_reading.MAX_HEADER_BYTES:
+        raise RunError(f"a state of {size} bytes and {names} of names cannot be saved: it is too large")
+    return [header, *data]
 
 
 def decode_state(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:

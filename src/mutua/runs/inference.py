@@ -19,7 +19,7 @@ from mutua.runs.saved_models import SavedModel
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json
 from mutua.support.folders import fill_folder
-from mutua.support.text import Rows
+from mutua.support.text import spreadsheet_csv
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,10 @@ class PredictionTable:
         }
 
     def write(self, file: TextIO) -> None:
-        """CSV: sample, predicted class, and a column a class."""
-        writer = Rows(file)
-        writer.writerow(["sample", "predicted", *self.classes])
-        for name, label, row in zip(self.samples, self.labels, self.probabilities.tolist(), strict=True):
-            writer.writerow([name, label, *(f"{p:.6f}" for p in row)])
+        """CSV: sample, predicted class, and a column per class."""
+        found = zip(self.samples, self.labels, self.probabilities.tolist(), strict=True)
+        rows = ([name, label, *(f"{p:.6f}" for p in row)] for name, label, row in found)
+        file.write(spreadsheet_csv([["sample", "predicted", *self.classes], *rows]))
 
 
 def predict(model: SavedModel, path: PathLike) -> PredictionTable:

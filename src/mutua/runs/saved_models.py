@@ -19,7 +19,7 @@ from mutua.models.splice import Share
 from mutua.runs.predictor import Predictor
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, Spec, explain, local_path
-from mutua.support.files import AtomicFiles, reason, to_json
+from mutua.support.files import FILE_NAME, AtomicFiles, reason, to_json
 from mutua.support.importing import reading_untrusted_file
 from mutua.support.tensor_files import Tensors
 
@@ -42,7 +42,7 @@ class ModelCard(StoredJson):
     classes: tuple[str, ...]
     preprocess: Preprocess
     formula: str = "(x * scale - mean) / std, by channel"
-    weights: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\.safetensors$")
+    weights: str = Field(pattern=rf"^{FILE_NAME}\.safetensors$")
     share: Share = "all"
     client: str | None = None
     accuracy: float | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from mutua.recipe.grid import facets
 from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart
 from mutua.studies.statistics import BySeed, Difference, Spread, paired
 from mutua.support.files import AtomicFiles, to_json
-from mutua.support.text import Rows, some
+from mutua.support.text import some, spreadsheet_csv
 
 _MEASURES = ("global", "predictor")
 _DOMAINS = ("wdp", "cdp", "acc")
@@ -99,12 +99,11 @@ def _difference(a: BySeed, b: BySeed) -> dict[str, Any]:
 
 def results_csv(axes: Sequence[str], runs: Iterable[tuple[Mapping[str, str], int, RunNumbers]]) -> str:
     """results.csv: one row per number of every run, with the run's labels on the axes and its seed."""
-    text = io.StringIO(newline="")
-    writer = Rows(text)
-    writer.writerow([*(f"grid.{axis}" if axis in COLUMNS else axis for axis in axes), *COLUMNS])
-    for labels, seed, numbers in runs:
-        writer.writerows([*(labels[axis] for axis in axes), seed, *row] for row in numbers.rows)
-    return text.getvalue()
+    head = [*(f"grid.{axis}" if axis in COLUMNS else axis for axis in axes), *COLUMNS]
+    rows = (
+        [*(labels[axis] for axis in axes), seed, *row] for labels, seed, numbers in runs for row in numbers.rows
+    )
+    return spreadsheet_csv(chain([head], rows))
 
 
 def comparison_rows(runs: Summaries) -> list[tuple[Any, ...]]:
@@ -134,10 +133,6 @@ def folder_names(names: Sequence[str]) -> list[str]:
 
 def write_comparison(files: AtomicFiles, folder: Path, runs: Summaries) -> None:
     """comparison.csv, one row per cell, seed, client and model, and comparison.json with the summary."""
-    text = io.StringIO(newline="")
-    writer = Rows(text)
-    writer.writerow(COMPARED)
-    writer.writerows(comparison_rows(runs))
     report = {"runs": [{**run, "method": label} for label, run in runs], "summary": summarise(runs)}
-    files.write(folder / "comparison.csv", text.getvalue())
+    files.write(folder / "comparison.csv", spreadsheet_csv([COMPARED, *comparison_rows(runs)]))
     files.write(folder / "comparison.json", to_json(report) + "\n")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pydantic import Field
 from mutua.support import safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.files import to_json
+from mutua.support.text import csv_text
 
 MAX_LINE_BYTES = 2**20
 SCHEMA = 1
@@ -56,9 +56,7 @@ class GrowingTable(Generic[R]):
         self._append(rows[self._rows :])
 
     def _append(self, rows: Sequence[Sequence[Any]]) -> None:
-        text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        data = text.getvalue().encode()
+        data = csv_text(rows).encode()
         with self.path.open("r+b") as file:
             file.truncate(self._size)  # what an interrupted write may have left
             file.seek(self._size)

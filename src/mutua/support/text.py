@@ -1,16 +1,17 @@
 """Numbers, names and small tables as text, HTML and CSV.
 
 Class names, ids and labels may come from strangers. Whatever shows them uses one of these: `printable` (terminals,
-pictures), `markup` (HTML) and `Rows` (CSV).
+pictures), `markup` (HTML) and `spreadsheet_csv`.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TextIO
+from typing import Any
 
 MOST = 12
 """How many rows a table has at most, unless it says otherwise; the rest is counted."""
@@ -32,20 +33,16 @@ def markup(text: str) -> str:
     return escape(printable(text))
 
 
-class Rows:
-    """Writes CSV in which a spreadsheet finds no formula: an apostrophe comes before what would be one."""
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
-    def __init__(self, file: TextIO) -> None:
-        self._writer = csv.writer(file, lineterminator="\n")
 
-    def writerow(self, cells: Iterable[object]) -> None:
-        """Write a row."""
-        self._writer.writerow([_cell(cell) for cell in cells])
-
-    def writerows(self, rows: Iterable[Iterable[object]]) -> None:
-        """Write rows."""
-        for row in rows:
-            self.writerow(row)
+def spreadsheet_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV in which a spreadsheet computes nothing: an apostrophe is put before what would be a formula."""
+    return csv_text([_cell(cell) for cell in row] for row in rows)
 
 
 def _cell(value: object) -> object:
