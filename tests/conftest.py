@@ -28,6 +28,7 @@ from mutua.federation.store import State, Store
 from mutua.methods import Method
 from mutua.methods.base import Job
 from mutua.rounds.loop import Event, Rounds
+from mutua.rounds.preparation import Prepared
 from mutua.seeds import torch_stream
 from mutua.support.tensor_files import Tensors
 
@@ -208,7 +209,8 @@ def make_simulation(
     job = Job(method, Plan(**settings), federation.global_model)
     engine = Recorder(tamper)
     events: list[Event] = []
-    simulation = Simulation(job, federation, callbacks=[events.append], engine=engine, events=events)
+    prepared = Prepared(federation, job, federation, method.reply_bytes(federation, job.plan))
+    simulation = Simulation(prepared, callbacks=[events.append], engine=engine, events=events)
     engine.open(job, federation)
     if go:
         try:

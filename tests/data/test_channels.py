@@ -14,7 +14,7 @@ import mutua
 from mutua import InputError, Samples
 from mutua.data.partitions import IID
 from mutua.data.samples import layout_of
-from mutua.runs.preparation import prepared
+from mutua.rounds.preparation import prepare
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_pixels_that_are_not_bytes_are_told(tmp_path: Path) -> None:
         made = mutua.Federation.from_arrays(
             x, np.arange(len(x)) % 2, partition=IID(clients=2), global_model="mlp", **more
         )
-        return "; ".join(prepared(mutua.methods.FedAvg(), made, mutua.Plan()).notes)
+        return "; ".join(prepare(mutua.methods.FedAvg(), made, mutua.Plan()).notes)
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8))
     for kind in (np.int64, np.float32, np.float64, np.int16):
@@ -127,7 +127,7 @@ def softmaxed(channels: int, size: int, classes: int) -> nn.Module:
 def test_models_that_give_probabilities_are_told() -> None:
     x, y = np.random.default_rng(0).random((40, 8, 8), np.float32), np.arange(40) % 3
     made = mutua.Federation.from_arrays(x, y, partition=IID(clients=2), models=softmaxed, global_model="mlp")
-    notes = prepared(mutua.methods.FML(), made, mutua.Plan()).notes
+    notes = prepare(mutua.methods.FML(), made, mutua.Plan()).notes
     assert [note for note in notes if "leave out its last softmax" in note] == [
         "client c0: model softmaxed gives probabilities; mutua takes scores (logits) and makes probabilities of "
         "them itself: leave out its last softmax"

@@ -122,7 +122,7 @@ def test_where_every_client_fails_the_run_stops_with_the_first_reason_and_can_go
     assert isinstance(stopped, Stopped) and stopped.standing.round == 1
     again = simulate(method(), federate(), rounds=3, go=False)
     again.engine.open(again.job, again.federation, stopped.standing.stores)
-    type(again)(again.job, again.federation, again.engine, standing=stopped.standing).run()
+    type(again)(again.prepared, again.engine, standing=stopped.standing).run()
     for client in "abc":
         assert identical(again.engine.kept[4, client]["personal"], whole.engine.kept[4, client]["personal"])
 
@@ -670,6 +670,6 @@ def test_any_engine_can_have_faults(federate: Federate, simulate: Simulate) -> N
     faults = Faults.model_validate({"dropout": [{"clients": ["a"], "rounds": [1]}]})
     engine = FaultyEngine(run.engine, faults)
     engine.open(run.job, run.federation)
-    mutua.rounds.loop.Rounds(run.job, run.federation, engine, [events.append]).run()
+    mutua.rounds.loop.Rounds(run.prepared, engine, [events.append]).run()
     engine.close()
     assert rejected(events) == [(1, "a", "no reply came")]

@@ -23,8 +23,8 @@ from mutua.federation.accounting import Uses, epsilon, rdp
 from mutua.federation.message import weights
 from mutua.learning.merging import mean
 from mutua.methods import FML, FedAvg, Independent, of
-from mutua.runs.guarantee import check_privacy
-from mutua.runs.preparation import prepared
+from mutua.rounds.guarantee import check_privacy
+from mutua.rounds.preparation import prepare
 from mutua.seeds import private, torch_stream
 from mutua.support.tensor_files import Tensors
 
@@ -190,7 +190,7 @@ def test_what_would_be_neither_noised_nor_counted_is_refused_with_a_way_out(
     with pytest.raises(InputError, match=f"^privacy: {method} ") as error:
         check_privacy(privacy, of({"name": method}), normed=False)
     assert said in str(error.value) and told in str(error.value)
-    prepared(of({"name": method, **way_out}), federate(), Plan(privacy=privacy))
+    prepare(of({"name": method, **way_out}), federate(), Plan(privacy=privacy))
 
 
 def test_a_run_and_a_comparison_are_refused_before_they_begin(command: Any, tmp_path: Path) -> None:

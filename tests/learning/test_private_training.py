@@ -21,7 +21,7 @@ from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
 from mutua.methods.base import Job
 from mutua.methods.participant import Participant
-from mutua.runs.preparation import prepared
+from mutua.rounds.preparation import prepare
 
 TASK = Task(("ape", "bee", "cat"))
 EXAMPLE = {"level": "example", "clip": 0.5, "noise": 1.5, "randomness": "seeded"}
@@ -272,8 +272,8 @@ def test_fml_cannot_hide_an_example_and_batch_norm_cannot_either(federate: Any, 
     with pytest.raises(
         InputError, match=r"privacy.level: 'example', but in fml the meme also learns from a model"
     ):
-        prepared(FML(), federate(), plan)
+        prepare(FML(), federate(), plan)
     with pytest.raises(InputError, match=r"mixes the samples of a batch \(batch-norm\)"):
-        prepared(FedAvg(weights="uniform"), federate(global_model=nets.normed), plan)
-    prepared(FedAvg(weights="uniform"), federate(models=nets.normed), plan)  # a personal model may: it stays
-    prepared(Independent(), federate(models=nets.normed, global_model=nets.normed), plan)
+        prepare(FedAvg(weights="uniform"), federate(global_model=nets.normed), plan)
+    prepare(FedAvg(weights="uniform"), federate(models=nets.normed), plan)  # a personal model may: it stays
+    prepare(Independent(), federate(models=nets.normed, global_model=nets.normed), plan)

@@ -149,7 +149,7 @@ def test_from_wherever_it_is_resumed_the_bytes_are_the_same(
         saved = decode_state(b"".join(bytes(piece) for piece in encode_state(stopped.server, round=round)))[0]
         assert same(saved, reached.server, identical)
         again.engine.open(again.job, again.federation, stopped.stores)
-        rest = type(again)(again.job, again.federation, again.engine, standing=replace(stopped, server=saved))
+        rest = type(again)(again.prepared, again.engine, standing=replace(stopped, server=saved))
         rest.run()
         assert identical(rest.server.state["global"], whole.server.state["global"]), round
         for client in "abc":
@@ -242,7 +242,7 @@ def test_a_round_of_refused_replies_leaves_everybody_where_they_were_and_can_be_
     assert [store.commits[-1].round for store in stopped.standing.stores.values()] == [1, 1, 1]
     whole, again = simulate(FML(), federate(), **PLAN), simulate(FML(), federate(), go=False, **PLAN)
     again.engine.open(again.job, again.federation, stopped.standing.stores)
-    rest = type(again)(again.job, again.federation, again.engine, standing=stopped.standing)
+    rest = type(again)(again.prepared, again.engine, standing=stopped.standing)
     rest.run()
     assert identical(rest.server.state["global"], whole.server.state["global"])
 
@@ -263,7 +263,7 @@ def test_under_privacy_a_refused_reply_is_sent_again_as_it_was_not_noised_anew(
     sent = {client: store.commits[-1].reply for client, store in standing.stores.items()}
     again = simulate(FML(), federate(), go=False, **plan)
     again.engine.open(again.job, again.federation, standing.stores)
-    type(again)(again.job, again.federation, again.engine, standing=standing).run()
+    type(again)(again.prepared, again.engine, standing=standing).run()
     for client, message in sent.items():
         assert identical(again.engine.replies[2, client].message.arrays("meme"), message.arrays("meme"))
 
@@ -391,7 +391,7 @@ def test_broken_off_before_the_lie_is_found_the_bytes_are_the_same(
     stores = {client: Store(store.commits[-1:]) for client, store in stopped.stores.items()}
     again = simulate(Frail(), members(), tamper=times(100.0, 2), go=False, **PLAN)
     again.engine.open(again.job, again.federation, stores)
-    rest = type(again)(again.job, again.federation, again.engine, standing=replace(stopped, stores=stores))
+    rest = type(again)(again.prepared, again.engine, standing=replace(stopped, stores=stores))
     rest.run()
     assert identical(rest.server.state["global"], whole.server.state["global"])
     assert list(rest.participation) == list(whole.participation)

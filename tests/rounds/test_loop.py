@@ -288,7 +288,7 @@ def test_with_too_few_left_the_run_stops_where_it_can_go_on(
     # They are back. The one that had done its work does not do it again.
     engine, events = type(run.engine)(), []
     engine.open(run.job, run.federation, stopped.standing.stores)
-    again = type(run)(run.job, run.federation, engine, [events.append], stopped.standing)
+    again = type(run)(run.prepared, engine, [events.append], stopped.standing)
     again.run()
     second = [event.reply for event in events if isinstance(event, Trained) and event.round == 2]
     assert [reply.seconds == 0 for reply in second] == [False, True, False]
@@ -320,7 +320,7 @@ def test_a_round_broken_off_when_it_was_merged_stands_before_it(
     assert [store.commits[-1].round for store in standing.stores.values()] == [2, 2, 2]
     engine = type(run.engine)()
     engine.open(run.job, run.federation, standing.stores)
-    again = type(run)(run.job, run.federation, engine, standing=standing)
+    again = type(run)(run.prepared, engine, standing=standing)
     again.run()
     assert list(again.history) == list(whole.history) and list(again.ledger) == list(whole.ledger)
 

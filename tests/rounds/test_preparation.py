@@ -1,7 +1,8 @@
-"""Before a run: budgets cut the rounds."""
+"""Before a run: it is prepared once, and budgets cut the rounds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from mutua import Federation, Samples, run
+from mutua import Architecture, Federation, Method, Samples, run
 from mutua.data.public import Public
-from mutua.methods import FedAvg, FedH2L, FedMD
+from mutua.methods import FedAvg, FedH2L, FedMD, Hub
+from mutua.rounds.loop import Rounds
 
 Federate = Callable[..., Federation]
 Blobs = Callable[..., Samples]
@@ -42,3 +44,34 @@ def test_a_budget_counts_only_clients_that_can_be_drawn(federate: Federate) -> N
     sent = run(FedAvg(), replace(federation, clients=tuple(out)), **settings).ledger.bytes("up")
     bound = run(FedAvg(), replace(federation, clients=tuple(out)), **settings, budget={"bytes_up": sent})
     assert (bound.job.plan.rounds, bound.ledger.bytes("up")) == (12, sent)
+
+
+@pytest.mark.parametrize(
+    ("sets", "builds"),
+    [
+        ([], 3),  # the personal model and the global are tried, and a reply is measured
+        (["method=independent"], 1),  # the personal model is tried; nothing is sent
+        (["method={name: fedavg, weights: uniform}", "privacy={clip: 1, noise: 1}"], 4),  # is it batch-normed?
+    ],
+)
+def test_a_run_from_the_command_line_is_prepared_once(
+    sets: list[str], builds: int, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How often the method arranges the federation and says how long a reply is, and how many models are built."""
+    calls: Counter[str] = Counter()
+
+    def count(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **more: (calls.update([name]), real(*given, **more))[1])
+
+    before_the_first_round: list[dict[str, int]] = []
+    go = Rounds.run
+    monkeypatch.setattr(Rounds, "run", lambda self: (before_the_first_round.append(dict(calls)), go(self))[1])
+    for kind in (Method, Hub):
+        for name in {"arrange", "reply_bytes"} & {*vars(kind)}:
+            count(kind, name)
+    count(Architecture, "build")
+    changes = [word for one in sets for word in ("--set", one)]
+    done = command("run", "tiny.yaml", *changes, "--workers", 1)
+    assert done.code == 0, done.err
+    assert before_the_first_round == [{"arrange": 1, "reply_bytes": 1, "build": builds}]

@@ -13,7 +13,7 @@ from mutua import Recipe, Samples
 from mutua.data.sources import KNOWN
 from mutua.data.splits import split_and_deal
 from mutua.recipe.grid import Cell
-from mutua.runs.preparation import prepared
+from mutua.rounds.preparation import prepare
 from mutua.studies.measures import Measure
 from mutua.studies.papers import items
 from mutua.studies.papers.items import Claim, Item, Scale
@@ -158,7 +158,7 @@ def test_fedavg_may_send_what_fedh2l_sends(scale: Scale) -> None:
     """Table II compares them at the same bytes: the number that is written there is the one that is counted."""
     cells = {cell.labels["method"]: recipe for cell, recipe in items.load_item("fedh2l/table-2").cells(scale)}
     ours = cells["FedH2L (α=10%)"]
-    federation = prepared(ours.method, ours.federation(), ours)
+    federation = prepare(ours.method, ours.federation(), ours).federation
     sent = ours.rounds * len(federation.clients) * ours.method.reply_bytes(federation, ours)
     for other in {"FedAvg", "FedProx"} & cells.keys():
         recipe = cells[other]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mutua.federation.federation import Federation
     from mutua.recipe.recipe import Recipe
     from mutua.rounds.loop import Callback
+    from mutua.rounds.preparation import Prepared
     from mutua.runs.recording import Recorder
 
 
@@ -144,7 +145,7 @@ def _is_finished(place: Path, rounds: int | None, as_json: bool) -> bool:
 
 def _resumed(
     place: Path, rounds: int | None, accept: bool, data_dir: Path | None
-) -> tuple[Recipe, Federation, Recorder]:
+) -> tuple[Recipe, Federation | Prepared, Recorder]:
     from mutua.reports import console
     from mutua.runs.resuming import ResumedRecorder
     from mutua.support.profiling import timed
@@ -157,10 +158,10 @@ def _resumed(
 
 def _new(
     recipe: Recipe, faults: Path | None, out: Path | None, data_dir: Path | None
-) -> tuple[Recipe, Federation, Recorder]:
+) -> tuple[Recipe, Prepared, Recorder]:
     from mutua.engines.faults import Faults
     from mutua.reports import console
-    from mutua.runs.preparation import prepared
+    from mutua.rounds.preparation import prepare
     from mutua.runs.recording import Recorder
     from mutua.support.profiling import timed
 
@@ -170,10 +171,11 @@ def _new(
         recipe = recipe.with_(faults=Faults.load(faults))
     with timed("data"):
         federation = recipe.federation(data_dir)
-    console.show_notes(prepared(recipe.method, federation, recipe).notes)
+    prepared = prepare(recipe.method, federation, recipe.plan())
+    console.show_notes(prepared.notes)
     if recipe.faults is not None:
         console.show_notes(["clients fail on purpose in this run (faults)"])
-    return recipe, federation, Recorder.create(recipe.name, recipe.seed, out)
+    return recipe, prepared, Recorder.create(recipe.name, recipe.seed, out)
 
 
 def saved_text(place: Path) -> str:

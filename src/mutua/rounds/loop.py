@@ -22,6 +22,7 @@ from mutua.methods.checks import check_message, on_server
 from mutua.rounds.guard import Merger, NotFinite, can_be_undone, finished, unfinished
 from mutua.rounds.history import History, Row
 from mutua.rounds.participation import Outcome, Participation, Turn
+from mutua.rounds.preparation import Prepared
 from mutua.support import signals
 from mutua.support.profiling import timed
 from mutua.support.row_log import LogPrefix
@@ -147,8 +148,7 @@ Callback = Callable[[Event], None]
 class Rounds:
     """One run of a method over a federation, from where it stands to its end."""
 
-    job: Job
-    federation: Federation
+    prepared: Prepared
     engine: Engine
     callbacks: Sequence[Callback] = ()
     standing: RunState = field(default_factory=RunState)
@@ -157,6 +157,7 @@ class Rounds:
     participation: Participation = field(default_factory=Participation)
 
     def __post_init__(self) -> None:
+        self.job, self.federation = self.prepared.job, self.prepared.federation
         self.ids = sorted(client.id for client in self.federation.clients)
         # Of a client whose data may be known: one that has opted out whole has no say in the global's shape.
         first = self.federation[next((i for i in self.ids if self.federation[i].takes_part), self.ids[0])].train
@@ -173,8 +174,7 @@ class Rounds:
         )
         self.merger = Merger(self.job, self.server, self.standing.server)
         self.server.topology.check(self.ids)
-        said = self.job.method.reply_bytes(self.federation, self.job.plan)
-        self.longest = TOO_LONG * said or LIMIT
+        self.longest = TOO_LONG * self.prepared.reply_bytes or LIMIT
         # A predictor may have learned at home what is opted out, and a checkpoint holds the global too.
         self.judged = "global" if self.federation.opting and self.job.method.needs_global else "predictor"
         self.drawable = self.federation.drawable(self.job.method.needs_global)

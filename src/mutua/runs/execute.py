@@ -9,16 +9,17 @@ from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Callback
+from mutua.rounds.preparation import Prepared, prepare
 from mutua.runs.inputs import HashProgress
 from mutua.runs.recording import Recorder
 from mutua.runs.result import Result, write_result
-from mutua.runs.run import run
+from mutua.runs.run import carry_out
 from mutua.support import signals
 
 
 def execute(
     recipe: Recipe,
-    federation: Federation,
+    federation: Federation | Prepared,
     recorder: Recorder,
     *,
     engine: str = "local",
@@ -28,22 +29,24 @@ def execute(
 ) -> Result:
     """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it.
 
+    A federation that is not yet prepared for this run is prepared here.
     `show` is told how far the hashing of the run's inputs has come.
     Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can go on.
     """
     with recorder.keeping(), signals.handled(recorder.to_go_on), warnings.catch_warnings():
-        standing = recorder.begin(recipe, federation, show)
+        if isinstance(federation, Prepared):
+            standing, prepared = recorder.begin(recipe, federation.given, show), federation
+        else:  # what has changed since the run began is told before what that has broken
+            standing = recorder.begin(recipe, federation, show)
+            prepared = prepare(recipe.method, federation, recipe.plan())
         warnings.simplefilter("ignore", LeftOut)  # whoever runs recipes reads it in tables and files
-        result = run(
-            recipe.method,
-            federation,
-            plan=recipe.plan(),
+        result = carry_out(
+            prepared,
             engine=engine,
             workers=workers,
             callbacks=[recorder, *callbacks],
             standing=standing,
             faults=recipe.faults,
-            progress=False,  # whoever carries out a recipe shows it in a way of its own
         )
         write_result(result, recorder)
     return result

@@ -15,10 +15,10 @@ from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Selection
 from mutua.methods.base import Job
+from mutua.rounds.guarantee import Guarantee, guarantee
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation, left_out
 from mutua.runs.client_result import ClientResult
-from mutua.runs.guarantee import Guarantee, guarantee
 from mutua.runs.predictor import Predictor
 from mutua.runs.summary import reported, sheet
 from mutua.support.configuration import PathLike, local_path, whole_number

@@ -14,10 +14,10 @@ from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History
 from mutua.rounds.loop import RunState
 from mutua.rounds.participation import Participation
+from mutua.rounds.preparation import lengthened
 from mutua.runs.checkpoints import DamagedCheckpoint, Manifest, TableEnds
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import HashProgress, changed_fields, first_changes
-from mutua.runs.preparation import lengthened
 from mutua.runs.recording import Recorder, only_leftovers, versions
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import cannot_write, sync

@@ -15,10 +15,10 @@ from mutua.errors import InputError, LeftOut, line, suggest
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.federation.store import Store
-from mutua.methods.base import Job, Method, method_of
+from mutua.methods.base import Method, method_of
 from mutua.rounds.loop import Callback, Rounds, RunState
+from mutua.rounds.preparation import Prepared, lengthened, prepare
 from mutua.runs.client_result import ClientResult
-from mutua.runs.preparation import affordable, lengthened, prepared
 from mutua.runs.result import Result
 from mutua.support.configuration import checked, whole_number
 
@@ -49,8 +49,6 @@ def run(
     clients fail on purpose. A callback is called with every event of the run. `progress` shows on stderr how far
     it has come: a bar in a terminal, else a line for each evaluation; the log `mutua` tells the same.
     """
-    from mutua.rounds.progress import watched  # which needs rich, and `import mutua` does not
-
     if isinstance(method, str):
         method = method_of({"name": method})
     if not isinstance(method, Method):
@@ -69,10 +67,32 @@ def run(
         raise InputError(f"callbacks: {callbacks!r}; give a list of functions that take an event")
     if faults is not None and not isinstance(faults, Faults):
         faults = checked(Faults, faults, at="faults")
-    given = federation
-    federation = prepared(method, federation, plan)
-    plan = affordable(method, federation, plan)
-    job = Job(method, plan, federation.global_model, federation.public)
+    return carry_out(
+        prepare(method, federation, plan),
+        engine=engine,
+        workers=workers,
+        callbacks=callbacks,
+        standing=standing,
+        faults=faults,
+        progress=progress,
+    )
+
+
+def carry_out(
+    prepared: Prepared,
+    *,
+    engine: str = "local",
+    workers: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    standing: RunState | None = None,
+    faults: Faults | None = None,
+    progress: bool = False,
+) -> Result:
+    """Run what is prepared; the options are those of `run`."""
+    from mutua.rounds.progress import watched  # which needs rich, and `import mutua` does not
+
+    job, federation = prepared.job, prepared.federation
+    method, plan = job.method, job.plan
     site = _engine(engine, workers)
     if faults is not None:
         from mutua.engines.faulty import FaultyEngine
@@ -82,9 +102,9 @@ def run(
     standing = standing or RunState()
     began = time.perf_counter() - standing.seconds
     try:
-        with watched(method.name, federation.notes, progress) as watchers:
+        with watched(method.name, prepared.notes, progress) as watchers:
             site.open(job, federation, standing.stores)
-            rounds = Rounds(job, federation, site, [*callbacks, *watchers], standing)
+            rounds = Rounds(prepared, site, [*callbacks, *watchers], standing)
             rounds.run()
         stores = site.stores
     finally:
@@ -106,14 +126,16 @@ def run(
     longer = None
     if rounds.before_finish is not None:
         before = replace(rounds.before_finish, stores=stores).unfinished(plan.rounds)
-        longer = partial(_longer, method, given, plan, before, engine=engine, workers=workers, faults=faults)
+        longer = partial(
+            _longer, method, prepared.given, plan, before, engine=engine, workers=workers, faults=faults
+        )
     result = Result(
         job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation, longer
     )
     if missed := result.left_out():
         many = f"; and {len(missed) - TOLD} more" if len(missed) > TOLD else ""
         said = f"{len(missed)} of {len(clients)} clients were left out of rounds: {'; '.join(missed[:TOLD])}{many}"
-        warnings.warn(LeftOut(line(said)), stacklevel=2)
+        warnings.warn(LeftOut(line(said)), stacklevel=3)  # of who called `run`
     return result
 
 

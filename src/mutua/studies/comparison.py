@@ -17,10 +17,10 @@ from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.loop import Callback
+from mutua.rounds.preparation import Prepared, prepare
 from mutua.rounds.progress import EndOfRun, ProgressBar, bars
-from mutua.runs.preparation import prepared
 from mutua.runs.result import Result
-from mutua.runs.run import run
+from mutua.runs.run import carry_out
 from mutua.studies.comparison_tables import comparison_remarks, comparison_tables
 from mutua.studies.contenders import Contender, read_contenders
 from mutua.studies.measures import ResultNumbers, training_length
@@ -74,14 +74,13 @@ def compare(
         shown = stack.enter_context(bars(progress))
         for seed in chosen:
             here, mine = make(seed), agreed.model_copy(update={"seed": seed})
-            if seed == chosen[0]:
-                _check(rivals, here, mine)  # or the first would run for nothing
-            for rival in rivals:
+            # All before any runs: what is refused should not cost the runs before it.
+            for rival, prepared in [(rival, _prepared(rival, here, mine)) for rival in rivals]:
                 label = f"{rival.label}, seed {seed}"
                 watch: list[Callback] = []
                 if progress:
                     watch = [ProgressBar(label, shown, keep=False)] if shown else [EndOfRun(label)]
-                result = run(rival.method, here, plan=mine, workers=workers, callbacks=watch, progress=False)
+                result = carry_out(prepared, workers=workers, callbacks=watch)
                 found.append(Compared(rival.label, seed, result))
     return Comparison(tuple(found))
 
@@ -269,9 +268,8 @@ def _maker(given: Any, data_dir: PathLike | None) -> Callable[[int], Federation]
     return make
 
 
-def _check(rivals: Sequence[Contender], federation: Federation, plan: Plan) -> None:
-    for rival in rivals:
-        try:
-            prepared(rival.method, federation, plan)
-        except InputError as error:
-            raise InputError(f"methods: '{rival.label}': {error}") from None
+def _prepared(rival: Contender, federation: Federation, plan: Plan) -> Prepared:
+    try:
+        return prepare(rival.method, federation, plan)
+    except InputError as error:
+        raise InputError(f"methods: '{rival.label}': {error}") from None

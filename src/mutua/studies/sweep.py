@@ -16,10 +16,10 @@ from mutua.federation.federation import Federation
 from mutua.methods import base
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import Recipe
+from mutua.rounds.preparation import prepare
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import first_changes, hash_inputs
 from mutua.runs.newcomer import HOWS, read_joined, without_last
-from mutua.runs.preparation import prepared
 from mutua.studies.measures import (
     RunNumbers,
     alone_counterpart,
@@ -182,7 +182,7 @@ class Sweep:
             if run.finished:
                 continue
             try:
-                prepared(run.recipe.method, held[1], run.recipe)
+                prepare(run.recipe.method, held[1], run.recipe.plan())
             except InputError as error:
                 raise InputError(f"{field}: '{run.cell.name}': {error}") from None
 

@@ -20,11 +20,11 @@ from typing import Any
 from mutua import errors
 from mutua.errors import MutuaError, RunError
 from mutua.rounds.loop import Event, Rejected, Retried, RoundEnded, Started
+from mutua.rounds.preparation import prepare
 from mutua.rounds.progress import rejection_text, standing
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import HOWS, join_client, without_last
-from mutua.runs.preparation import prepared
 from mutua.runs.recording import Recorder
 from mutua.runs.resuming import ResumedRecorder
 from mutua.studies.measures import RunNumbers
@@ -238,12 +238,14 @@ def _work(run: PlannedRun, data_dir: PathLike | None, engine: str, line: Connect
 
 def _run(run: PlannedRun, data_dir: PathLike | None, engine: str, teller: _Teller) -> None:
     federation = run.recipe.federation(data_dir)
-    for note in prepared(run.recipe.method, federation, run.recipe).notes:
+    prepared = prepare(run.recipe.method, federation, run.recipe.plan())
+    for note in prepared.notes:
         teller.tell("note", note)
     if run.newcomer:
         federation, newcomer = without_last(federation)
     if not (run.path / "run.json").is_file():
-        execute(run.recipe, federation, _recorder(run), engine=engine, workers=1, callbacks=[teller])
+        ready = federation if run.newcomer else prepared
+        execute(run.recipe, ready, _recorder(run), engine=engine, workers=1, callbacks=[teller])
     if run.newcomer:
         for how in HOWS:
             out = _cleared(run.path, how)

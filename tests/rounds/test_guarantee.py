@@ -23,8 +23,8 @@ from mutua.federation.message import weights
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
 from mutua.methods.base import Job
 from mutua.methods.participant import Participant
+from mutua.rounds.guarantee import Guarantee, guarantee
 from mutua.rounds.participation import Participation
-from mutua.runs.guarantee import Guarantee, guarantee
 from mutua.seeds import normals, torch_stream, uniforms
 from mutua.support.tensor_files import Tensors
 
