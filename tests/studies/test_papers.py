@@ -65,7 +65,7 @@ def test_a_laptop_does_less(name: str) -> None:
 def test_a_laptops_clients_have_as_many_samples_as_it_says(name: str) -> None:
     """A mix that the classes cannot supply makes fewer."""
     item = items.load_item(name)
-    words = {"train": r"(\d+) samples to train on", "val": r"(\d+) val", "test": r"(\d+) test samples a client"}
+    words = {"train": r"(\d+) samples to train on", "val": r"(\d+) val", "test": r"(\d+) test samples per client"}
     said = {split: re.search(pattern, "; ".join(item.laptop.cut)) for split, pattern in words.items()}
     assert said["val"] and said["test"]
     for cell, recipe in item.cells("laptop"):
