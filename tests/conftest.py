@@ -19,7 +19,7 @@ from torch import nn
 
 from mutua import Architecture, Client, Federation, Message, Plan, Samples
 from mutua.engines.local import LocalEngine
-from mutua.engines.work import Briefs, Committer, Replies, Reply, Staged, Verb, perform
+from mutua.engines.work import Briefs, HandIn, Replies, Reply, Staged, Verb, perform
 from mutua.engines.work import work as transaction
 from mutua.errors import Fault
 from mutua.federation.model_checks import check_models
@@ -382,9 +382,9 @@ def work(
 ) -> Reply:
     """One client's work through the engines' transaction, in this process; its fault is raised."""
 
-    def performer(staged: Mapping[str, Staged], commit: Committer) -> None:
-        for name, (given, state) in staged.items():
-            commit(name, perform(job, client, state, verb, round, given, modules))
+    def performer(staged: Mapping[str, Staged], hand_in: HandIn) -> None:
+        for name, given in staged.items():
+            hand_in(name, perform(job, client, verb, round, given, modules))
 
     found = transaction({client.id: store}, round, {client.id: brief}, performer)[client.id]
     assert isinstance(found, Reply)

@@ -1,4 +1,4 @@
-"""The local engine and a client's work: transactions, repeated briefs, replies that are nobody else's affair."""
+"""The local engine: repeated briefs, and replies that do not depend on who else takes part."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ import pytest
 import torch
 
 import mutua
-from conftest import work
-from mutua import Federation, InputError, Message, Plan, RunError
+from mutua import Federation, InputError, Plan, RunError
 from mutua.engines.local import LocalEngine, device
 from mutua.engines.workers import Workers
-from mutua.errors import Fault
-from mutua.federation.message import weights
-from mutua.federation.module_pool import Modules
-from mutua.federation.store import Store
 from mutua.learning.optimizers import Stepper
 from mutua.methods import FML, FedAvg, FineTuned
 from mutua.methods.base import Job
-from mutua.methods.participant import Participant
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -64,23 +58,6 @@ def test_a_reply_to_the_same_brief_has_the_same_bytes_whoever_else_takes_part(
                 assert replies[client].message is not None
                 assert replies[client].message == run.engine.replies[round, client].message
         engine.close()
-
-
-def test_a_client_works_alike_without_any_engine(
-    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
-) -> None:
-    federation = federate(models=nets.normed, global_model={"name": nets.dropping, "share": "body"})
-    run = simulate(FML(), federation, rounds=2, optimizer=MOMENTUM)
-    store = Store()
-    # Modules built anew for every round: none of them may carry anything over.
-    work(run.job, federation["c"], store, "start", 0, None, Modules(torch.device("cpu")))
-    for round in (1, 2):
-        brief = Message.decode(run.engine.briefs[round, "c"].encode())
-        reply = work(run.job, federation["c"], store, "train", round, brief, Modules(torch.device("cpu")))
-        assert reply.message == run.engine.replies[round, "c"].message
-        there = run.engine.kept[round, "c"]
-        assert set(store.state) == set(there)
-        assert all(identical(store.state[group], there[group]) for group in there)
 
 
 def test_twins_with_other_ids_train_differently(federate: Federate, simulate: Simulate) -> None:
@@ -174,99 +151,6 @@ def test_a_server_one_round_behind_is_answered_and_all_goes_on_to_the_same_bytes
         assert set(state) == set(after[client])
         assert all(identical(state[group], after[client][group]) for group in state)
     engine.close()
-
-
-# Transactions
-
-
-class Failing(FML):
-    """A method that breaks down after it has trained."""
-
-    def train(self, client: Participant, brief: Message | None) -> Message | None:
-        reply = super().train(client, brief)
-        if client.round == 2 and client.id == "b":
-            raise ValueError("the disk is full\nand more")
-        return reply
-
-
-def test_a_failed_train_leaves_the_store_as_it_was_and_names_the_client(
-    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
-) -> None:
-    federation = federate(models=nets.normed, global_model={"name": nets.dropping, "share": "body"})
-    good = simulate(FML(), federation, rounds=2, optimizer=MOMENTUM)
-    run = simulate(Failing(), federation, rounds=2, optimizer=MOMENTUM, go=False)
-    run.job.method.open(run.server)
-    run.engine.start()
-    for round in (1, 2):
-        replies = run.engine.train(round, {client: good.engine.briefs[round, client] for client in "abc"})
-    assert str(replies["b"]).startswith("client b, round 2: ValueError: the disk is full (")
-    assert replies["b"].reason.startswith("ValueError: the disk is full (")
-    assert replies["a"].message == good.engine.replies[2, "a"].message
-    store = run.engine.stores["b"]
-    assert [commit.round for commit in store.commits] == [0, 1]
-    for group, arrays in good.engine.kept[1, "b"].items():
-        assert identical(store.state[group], arrays)
-    # What broke is mended and the brief comes again: the work is as if nothing had happened.
-    job = replace(run.job, method=FML())
-    reply = work(job, federation["b"], store, "train", 2, good.engine.briefs[2, "b"], run.engine.modules)
-    run.engine.close()
-    assert reply.message == good.engine.replies[2, "b"].message
-    for group, arrays in good.engine.kept[2, "b"].items():
-        assert identical(store.state[group], arrays)
-
-
-class Dying(FML):
-    """A method that is stopped in the middle of its training by something that is no Exception."""
-
-    def objective(self, models: Any, batch: Any, hp: Any) -> Any:
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_leaves_the_store_and_the_random_streams_as_they_were(
-    nets: SimpleNamespace, federate: Federate, modules: Modules
-) -> None:
-    federation = federate(models=nets.dropping)
-    job = Job(Dying(), Plan(batch_size=4, device="cpu"), federation.global_model)
-    store = Store()
-    work(job, federation["a"], store, "start", 0, None, modules)
-    state, rng = store.state, torch.get_rng_state()
-    assert federation.global_model is not None
-    first = federation.global_model.build(channels=4, size=1, classes=3, seed=1).state_dict()
-    with pytest.raises(KeyboardInterrupt):
-        work(job, federation["a"], store, "train", 1, Message(**{"global": weights(first)}), modules)
-    assert store.state is state
-    assert len(store.commits) == 1
-    assert torch.equal(torch.get_rng_state(), rng)
-    assert not any(module._forward_hooks for module in modules.built.values())
-
-
-def test_a_brief_that_does_not_fit_the_global_is_an_error_that_names_the_client(
-    federate: Federate, modules: Modules
-) -> None:
-    federation = federate()
-    job = Job(FedAvg(), Plan(device="cpu"), federation.global_model)
-    store = Store()
-    work(job, federation["a"], store, "start", 0, None, modules)
-    with pytest.raises(Fault, match="client a, round 1"):
-        work(
-            job, federation["a"], store, "train", 1, Message(**{"global": weights({"x": torch.ones(1)})}), modules
-        )
-
-
-def test_what_may_not_leave_is_not_committed(federate: Federate, modules: Modules, simulate: Simulate) -> None:
-    class Chatty(FML):
-        def train(self, client: Participant, brief: Message | None) -> Message | None:
-            super().train(client, brief)
-            return Message(meme=weights(client.state["personal"]), personal=weights({}))
-
-    federation = federate()
-    brief = simulate(FML(), federation, rounds=1).engine.briefs[1, "a"]
-    job = Job(Chatty(), Plan(device="cpu"), federation.global_model)
-    store = Store()
-    work(job, federation["a"], store, "start", 0, None, modules)
-    with pytest.raises(Fault, match="client a, round 1: weights 'personal' may not leave"):
-        work(job, federation["a"], store, "train", 1, brief, modules)
-    assert len(store.commits) == 1
 
 
 # Clients that share built modules

@@ -1,8 +1,4 @@
-"""A client's work of a round, as one transaction: what it keeps and what it sends are committed together.
-
-Every engine calls `work`. It gives each client a staged copy of its store, lets somebody `perform` the verb of the
-method in whichever process, and commits what came of it. A brief that comes twice is answered from the commit.
-"""
+"""The one transaction: a client's work of a round. What it keeps and what it sends are committed together."""
 
 from __future__ import annotations
 
@@ -12,22 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torch import Tensor, nn
-
-from mutua.data.samples import Samples
 from mutua.errors import NO_MEMORY, Fault, MachineFault, described, short_of_memory
 from mutua.federation.client import Client
 from mutua.federation.ledger import may_leave
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
-from mutua.learning.evaluation import measure
 from mutua.methods.base import Job
-from mutua.methods.checks import check_message, check_named_arrays, check_predictor
+from mutua.methods.checks import check_message, check_named_arrays
 from mutua.methods.participant import Participant
 
 Verb = Literal["start", "train", "finish"]
+"""What a client is asked to do, named after the verb of the method."""
 Briefs = Mapping[str, Message | None]
+"""By client id, what the server sends."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +38,35 @@ Replies = Mapping[str, Reply | Fault]
 
 
 class Staged(NamedTuple):
-    """What a client works on: its brief, and a copy of its store that is its own."""
+    """What a client works on: its brief, and its state from before the round."""
 
     brief: Message | None
     state: State
 
 
 Performed = tuple[State, Reply]
-Committer = Callable[[str, Performed | Fault], None]
-Performer = Callable[[Mapping[str, Staged], Committer], None]
-"""Performs the work of these clients, somewhere, and hands in what came of each as it is done."""
+"""The state to keep and the reply that belongs to it."""
+HandIn = Callable[[str, Performed | Fault], None]
+"""Commits what came of this client's work."""
+Performer = Callable[[Mapping[str, Staged], HandIn], None]
+"""Has `perform` called for these clients, wherever their data are, and hands in what came of each."""
 
 
 def work(stores: Mapping[str, Store], round: int, briefs: Briefs, performer: Performer) -> Replies:
-    """The briefed clients' work of a round, each a transaction on its own store."""
+    """The briefed clients' work of a round: each a transaction on its own store. Every engine calls this.
+
+    A brief that comes twice is answered from the commit. A client that is at fault keeps its store as it was. If
+    the performer raises, what was handed in before stays committed, and nothing else has changed.
+
+    Engines differ in who holds the stores and in the performer:
+
+    - The local engine holds all stores; its performer sends each client's work to a worker process.
+    - An actor that owns the stores of some clients calls `work` with these stores and their briefs. Its performer
+      calls `perform` in its own process and hands in a `Fault` that is raised.
+    - A site on a network calls `work({site: store}, round, {site: brief}, performer)` when a brief arrives, and
+      sends the reply. If the connection breaks, the server sends the brief again. A store that must outlive its
+      process saves itself in `Store.commit`, which is called before the reply is given out.
+    """
     replies: dict[str, Reply | Fault] = {}
     staged: dict[str, Staged] = {}
     for client, brief in briefs.items():
@@ -67,28 +76,27 @@ def work(stores: Mapping[str, Store], round: int, briefs: Briefs, performer: Per
         else:
             replies[client] = Reply(done.reply, done.terms, 0.0)
 
-    def commit(client: str, found: Performed | Fault) -> None:
+    def hand_in(client: str, found: Performed | Fault) -> None:
         if isinstance(found, Fault):
             replies[client] = found
             return
-        state, replies[client] = found
-        stores[client].commit(round, state, found[1].message, found[1].terms)
+        state, reply = found
+        stores[client].commit(round, state, reply.message, reply.terms)
+        replies[client] = reply
 
-    performer(staged, commit)
+    performer(staged, hand_in)
     return {client: replies[client] for client in briefs}
 
 
-def perform(
-    job: Job, client: Client, state: State, verb: Verb, round: int, brief: Message | None, modules: Modules
-) -> tuple[State, Reply]:
-    """One client's work of one round, from a staged state to the next one and the reply that belongs to it.
+def perform(job: Job, client: Client, verb: Verb, round: int, staged: Staged, modules: Modules) -> Performed:
+    """One client's work of one round. What is staged stays as it is, so the work can be done again.
 
-    Whatever goes wrong in it is the client's `Fault`.
+    Whatever goes wrong is raised as the client's `Fault`.
     """
-    began, before = time.perf_counter(), copied(state)
+    began, (brief, before) = time.perf_counter(), staged
     message: Message | None = None
-    with _as_fault(client, round):
-        participant = Participant(job, client, state, round, modules)
+    with as_fault(client, round):
+        participant = Participant(job, client, copied(before), round, modules)
         if verb == "start":
             job.method.start(participant)
         elif verb == "train":
@@ -104,72 +112,13 @@ def perform(
 
 
 @contextmanager
-def _as_fault(client: Client, round: int) -> Iterator[None]:
-    """Around what a client does: its mistakes are its own."""
+def as_fault(client: Client, round: int) -> Iterator[None]:
+    """Raise whatever goes wrong in this block as the client's `Fault`."""
     try:
         yield
     except Fault:
         raise
-    except (Exception, SystemExit) as error:  # whatever a method, a model or a loss of a user's own raises
+    except (Exception, SystemExit) as error:  # whatever a user's own method, model or loss raises
         if short_of_memory(error):
             raise MachineFault(f"client {client.id}, round {round}", NO_MEMORY) from error
         raise Fault(f"client {client.id}, round {round}", described(error)) from error
-
-
-class Assessment(NamedTuple):
-    """How good a client's models are, and the global's probabilities on its test samples."""
-
-    metrics: dict[tuple[str, str], dict[str, float | None]]
-    seen: Tensor | None
-
-
-def assess(
-    job: Job,
-    client: Client,
-    state: State,
-    round: int,
-    brief: Message | None,
-    modules: Modules,
-    others: Mapping[str, Samples] | None = None,
-) -> Assessment:
-    """Metrics of the client's predictor and of the global on its own data, by (model, split).
-
-    Of validation data, accuracy on opted-in samples alone stands beside the rest where the client keeps some out:
-    whatever selects the global goes by that.
-
-    With the `others`' samples by split, which only the observer of a simulation has, also FedH2L's three:
-    accuracy within the own domain (wdp), across the others' (cdp) and over all (acc).
-    `state` is staged for the next round and thrown away: an evaluation leaves no trace in a store.
-    """
-    with _as_fault(client, round):
-        participant = Participant(job, client, state, round + 1, modules)
-        found: dict[tuple[str, str], dict[str, float | None]] = {}
-        splits = {"val": client.val, "test": client.test}
-
-        def judge(name: str, model: nn.Module) -> dict[str, Tensor]:
-            said = {split: participant.predict(model, samples) for split, samples in splits.items()}
-            found.update({(name, split): client.task.metrics(said[split], splits[split].y) for split in splits})
-            if (shown := client.shown("val")) is not None:
-                mine = client.task.metrics(said["val"][shown], client.val.y[shown])
-                found[name, "val"]["opted_in"] = mine["accuracy"]
-            return said
-
-        seen: Tensor | None = None
-        meme = participant.fork(brief) if brief is not None and "global" in brief else None
-        if meme is not None:
-            seen = judge("global", meme)["test"]
-        before = copied(state)
-        predictor = check_predictor(job.method.predictor(participant, brief))
-        participant.finite(before, None)
-        if predictor is meme:
-            found |= {("predictor", split): found["global", split] for split in splits}
-        else:
-            judge("predictor", predictor)
-        for split, theirs in (others or {}).items():
-            own = found["predictor", split]
-            cross = measure(predictor, theirs, client.task, modules.device)["accuracy"]
-            parts = [(own["accuracy"], len(splits[split])), (cross, len(theirs))]
-            known = [(value, n) for value, n in parts if value is not None]
-            over_all = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
-            found["predictor", split] = own | {"wdp": own["accuracy"], "cdp": cross, "acc": over_all}
-    return Assessment(found, seen)
