@@ -1,4 +1,4 @@
-"""What can go wrong, said so that the reader knows what to change."""
+"""Errors, with messages that say what to change."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class InputError(MutuaError):
 
 
 class RunError(MutuaError):
-    """A run that could not go on: the message says where it stopped and what is left."""
+    """A run that could not continue: the message says where it stopped and what is left."""
 
 
 class Fault(RunError):
-    """A client's work that came to nothing: where, and the reason. What it keeps is as it was."""
+    """A client's work that failed: where, and the reason. Its store is unchanged."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(where, reason)
@@ -57,13 +57,13 @@ class Elsewhere(Exception):
 
 
 class Diverged(Fault):
-    """A client's work that gave numbers that are not finite: it keeps none of them."""
+    """A client's work that gave numbers that are not finite; none of them is kept."""
 
 
 class MachineFault(Fault):
-    """A client's work that came to nothing for want of memory or a process: this machine's failure, not its own.
+    """A client's work that failed because memory or a process was lost: the machine's failure, not the client's.
 
-    An engine does the work again, to the same bytes, before it leaves the client out.
+    An engine repeats the work, with the same result, before it leaves the client out.
     """
 
 
@@ -71,7 +71,7 @@ NO_MEMORY = "there was no memory left (use fewer workers)"
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether this says, in any of the ways in which it is said, that there was no memory left."""
+    """Whether this error means that no memory was left; libraries say so in several ways."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     said = ("allocate memory", "out of memory", "bad_alloc", "failed to map segment", "start new thread")
@@ -79,15 +79,15 @@ def short_of_memory(error: BaseException) -> bool:
 
 
 class Refused(MutuaError):
-    """A message that may not pass: the message says whose, what and why."""
+    """A reply or message that is not accepted, with the reason."""
 
 
 class LeftOut(UserWarning):
-    """Clients that were left out of rounds of a run, or that never trained."""
+    """Clients were left out of rounds of a run, or never trained."""
 
 
 def line(text: str, most: int = 2000) -> str:
-    """Text as one line of at most so many characters; what cannot be printed is written as an escape."""
+    """Text as one line of at most `most` characters; what cannot be printed is written as an escape."""
     shown = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
 

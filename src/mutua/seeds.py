@@ -1,8 +1,8 @@
 """Random streams that depend on what they are for, and on nothing else.
 
-A stream is named by a root and a path, such as (seed, client id, round, "batches"). Nobody shares a
+A stream is named by a root and a path, such as (seed, client id, round, "batches"). No two purposes share a
 stream, so the order in which clients work, their number, the engine and the number of workers
-cannot change a draw. What must stay secret is drawn from the system instead, which nobody can repeat.
+cannot change a draw. What must stay secret is drawn from the system instead and cannot be repeated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def private(seed: int, client_id: str) -> int:
 
 
 def normals(size: int, stream: torch.Generator | None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """So many standard normal numbers of this stream; None is the system's random source."""
+    """Standard normal numbers from this stream; None is the system's random source."""
     if stream is not None:
         return torch.randn(size, generator=stream, dtype=dtype)
     # Box and Muller 1958: two uniform numbers make two normal ones. 1 − u is in (0, 1] and has a logarithm.
@@ -54,7 +54,7 @@ def normals(size: int, stream: torch.Generator | None, dtype: torch.dtype = torc
 
 
 def uniforms(size: int, stream: torch.Generator | None) -> Tensor:
-    """So many numbers in [0, 1) of this stream; None is the system's random source."""
+    """Uniform numbers in [0, 1) from this stream; None is the system's random source."""
     if stream is not None:
         return torch.rand(size, generator=stream)
     bits = np.frombuffer(os.urandom(8 * size), np.uint64) >> np.uint64(11)

@@ -169,7 +169,7 @@ has no head; name its last layer 'head' or share 'all'
 $ mutua run tiny.yaml --set 'models={clients: mlp}'
 models.global: missing; this method shares a global model
 $ mutua run tiny.yaml --set 'data={name: arrays, path: good.npz}' --set models.clients=cnn-5x5
-images of 8×8 pixels are too small; use 16 or more a side
+images of 8×8 pixels are too small; use 16 or more per side
 $ mutua run tiny.yaml --set name=a/b
 name: 'a/b'; it must be letters, digits
 

@@ -289,7 +289,7 @@ def test_too_small_an_image_is_refused_by_model_and_size(name, least):
     with pytest.raises(InputError) as error:
         tiny(name, size=(96, least - 1))
     assert str(error.value) == (
-        f"models: '{name}': images of 96×{least - 1} pixels are too small; use {least} or more a side, or 'mlp'"
+        f"models: '{name}': images of 96×{least - 1} pixels are too small; use {least} or more per side, or 'mlp'"
     )
 
 

@@ -35,14 +35,14 @@ def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cp
 
 
 def evaluation_batches(samples: Samples) -> list[Samples]:
-    """The parts that are passed through a model at once: the same however many workers share them."""
+    """The parts that pass through a model at once: the same for any number of workers."""
     return [
         replace(samples, x=x, y=y) for x, y in zip(samples.x.split(BATCH), samples.y.split(BATCH), strict=True)
     ]
 
 
 def is_union(whole: Samples | None, parts: Sequence[Samples]) -> bool:
-    """Whether these samples are the parts' one after the other."""
+    """Whether these samples are those of the parts, one after the other."""
     if whole is None or len(whole) != sum(map(len, parts)):
         return False
     like = whole.x.shape[1:], whole.preprocess, whole.classes

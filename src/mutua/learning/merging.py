@@ -22,14 +22,14 @@ from mutua.support.configuration import Spec
 from mutua.support.tensor_files import Tensors
 
 COMPARABLE = 3
-"""Of fewer replies none is refused for being longer than the others: there is no majority."""
+"""With fewer replies none is refused for being longer than the others: there is no majority."""
 
 Weights = Sequence[float]
 BadShare = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 class Mean(Spec):
-    """The weighted mean: fast, and at the mercy of a single bad client."""
+    """The weighted mean: fast, but a single bad client can move it anywhere."""
 
     name: Literal["mean"] = "mean"
 
@@ -50,7 +50,7 @@ class TrimmedMean(Spec):
 
 
 class Median(Spec):
-    """Number by number: the median, in which every client counts alike."""
+    """Number by number: the median, in which every client counts the same."""
 
     name: Literal["median"] = "median"
 
@@ -86,7 +86,7 @@ class Krum(Spec):
         near = max(1, len(states) - _bad(self.share, states) - 2)
         scores = _squared_distances(states, before).sort(dim=1).values[:, :near].sum(dim=1)
         chosen = sorted(scores.argsort(stable=True)[: self.keep].tolist())
-        # A weight of next to nothing, for where only clients without weight are chosen.
+        # At least a tiny weight, in case only clients without weight are chosen.
         return mean([states[i] for i in chosen], [max(weights[i], 1e-30) for i in chosen], before)
 
 
@@ -127,8 +127,8 @@ def update_norms(states: Sequence[Tensors], before: Tensors) -> list[float]:
 def overlong_updates(states: Sequence[Tensors], before: Tensors, ratio: float) -> dict[int, str]:
     """By position, why a state is refused: its update is over `ratio` times as long as the round's median.
 
-    Of two in the middle the lower counts, so that two bad clients of four cannot hide behind each other. Two are
-    not compared: one that sends next to nothing would have the other refused.
+    The median is the lower of the two in the middle, so two bad clients of four cannot hide behind each other.
+    Two alone are not compared: one that sends almost nothing would get the other refused.
     """
     if len(states) < COMPARABLE:
         return {}
@@ -184,10 +184,10 @@ def _trimmed(arrays: Sequence[Tensor], weights: Weights, cut: int) -> Tensor:
     dtype = arrays[0].dtype
     wide = dtype if dtype == torch.float64 else torch.float32
     values, kept = torch.stack([array.to(wide) for array in arrays], -1), slice(cut, len(arrays) - cut)
-    if len(set(weights)) == 1:  # nobody asks whose a value is, and NumPy sorts values alone ten times as fast
+    if len(set(weights)) == 1:  # without weights NumPy can sort the values alone, ten times as fast
         return torch.from_numpy(np.sort(values.numpy(), axis=-1)[..., kept]).mean(-1).to(dtype)
     values, order = values.sort(dim=-1, stable=True)
-    # A weight of next to nothing, for where only clients without weight are left.
+    # At least a tiny weight, in case only clients without weight are left.
     each = torch.tensor(weights, dtype=wide).clamp_min(1e-30)[order[..., kept]]
     return ((values[..., kept] * each).sum(-1) / each.sum(-1)).to(dtype)
 
@@ -199,7 +199,7 @@ def _squared_distances(states: Sequence[Tensors], before: Tensors) -> Tensor:
     """
     products = torch.zeros(len(states), len(states), dtype=torch.float64)
     for name in _floating(before):
-        # Of updates and not of weights, whose large common part would drown small differences.
+        # Of updates, not of weights: these have a large part in common, in which small differences would be lost.
         rows = torch.stack([(state[name] - before[name]).reshape(-1) for state in states]).double()
         products += rows @ rows.T
     squares = products.diagonal()

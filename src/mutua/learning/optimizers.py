@@ -165,7 +165,7 @@ def _laid_out_like(parameter: Tensor, array: Tensor) -> Tensor:
 
 
 def _flat(arrays: list[Tensor]) -> list[Tensor]:
-    """The same memory, as vectors where it lies out of order: else the kernels copy an array of each parameter."""
+    """The same memory, as vectors if it is not contiguous: otherwise the kernels would copy every array."""
     return [array if array.is_contiguous() else array.as_strided((array.numel(),), (1,)) for array in arrays]
 
 
@@ -179,7 +179,7 @@ def optimizer_state(stepper: Stepper) -> Tensors:
 
 
 def restore_optimizer(stepper: Stepper, arrays: Tensors) -> None:
-    """Go on from what `optimizer_state` kept."""
+    """Continue from what `optimizer_state` gave."""
     stepper.memory = {}
     for name, array in arrays.items():
         number, _, what = name.partition(".")

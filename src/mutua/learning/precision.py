@@ -1,4 +1,4 @@
-"""With how many digits models compute: fewer are faster on a GPU. Losses, weights and evaluation keep them all."""
+"""The precision models compute in: a lower one is faster on a GPU. Losses, weights and evaluation stay float32."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _cast(model: nn.Module, stack: ExitStack) -> None:
     entered: list[bool] = []
 
     def enter(*_: object) -> None:
-        entered.append(model.training)  # in evaluation, as for early stopping, every digit counts
+        entered.append(model.training)  # evaluation, as for early stopping, is in full precision
         if entered[-1]:
             cast.__enter__()
 

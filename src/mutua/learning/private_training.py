@@ -19,7 +19,7 @@ from mutua.seeds import normals, uniforms
 
 
 class PoissonLoader(Loader):
-    """Batches into which every sample comes on its own, with one probability: what the accountant counts on."""
+    """Batches into which each sample is drawn independently, with one probability, as the accountant assumes."""
 
     system: bool = False
     """Whether the draws, which are the client's secret, come from the system's random source."""
@@ -59,7 +59,7 @@ class PrivateTrainer(Trainer):
         self.clip, self.noise, self.batch_size, self.stream = clip, noise, batch_size, stream
 
     def step(self, objective: Objective, batch: Batch) -> None:
-        """One batch, which may be empty: then there is noise alone."""
+        """One batch, which may be empty: then the step is noise alone."""
         size = sum(parameter.numel() for parameter in self._parameters)
         total = (self.noise * self.clip * normals(size, self.stream)).to(batch.x.device)
         if len(batch.y):

@@ -17,8 +17,8 @@ def project(gradient: Tensor, against: Tensor) -> Tensor:
 
 
 def pcgrad(gradient: Tensor, applied: Tensor) -> Tensor:
-    """PCGrad (Yu et al. 2020) of two gradients of which `applied` has been stepped along already.
+    """PCGrad (Yu et al. 2020) of two gradients, where a step along `applied` has been made already.
 
-    PCGrad sums both gradients, each projected against the other; what is left of that sum is the answer.
+    PCGrad sums both gradients, each projected against the other; this is what that sum still lacks.
     """
     return project(gradient, applied) + project(applied, gradient) - applied

@@ -51,7 +51,7 @@ class Cosine(Spec):
 
 
 class Listed(Spec):
-    """One value a round; the last one stays."""
+    """One value per round; after the last one it stays."""
 
     schedule: Literal["list"] = "list"
     values: Annotated[tuple[Number, ...], AfterValidator(_some)]
@@ -107,7 +107,7 @@ def within(low: float, high: float) -> AfterValidator:
 
 
 def _extremes(schedule: Schedule) -> tuple[float, ...]:
-    """Numbers between whose least and greatest all values lie."""
+    """Numbers that include the smallest and the largest value of the schedule."""
     if isinstance(schedule, Linear | Cosine):
         return schedule.start, schedule.end
     return schedule.values if isinstance(schedule, Listed) else (schedule,)

@@ -59,7 +59,7 @@ Objective = Callable[[Models, Batch, Numbers], Terms]
 
 
 BLOCK = 2**22
-"""About so many numbers of a client's inputs (16 MB) are made ready at once."""
+"""How many numbers of a client's inputs are prepared at once, about: 16 MB."""
 
 
 class Loader:
@@ -86,12 +86,12 @@ class Loader:
         self.augmentations, self.device, self.channels_last = augmentations, device, channels_last
 
     def epochs(self, number: int) -> Iterator[Batch]:
-        """Every sample so many times."""
+        """Batches of this many epochs."""
         for _ in range(number):
             yield from self._batches(self._cuts())
 
     def steps(self, number: int) -> Iterator[Batch]:
-        """So many batches, shuffled anew whenever the samples run out."""
+        """This many batches; the samples are shuffled again whenever they run out."""
         while number > 0:
             cuts = self._cuts()[:number]
             number -= len(cuts)
@@ -231,10 +231,10 @@ class Trainer:
 
 @contextmanager
 def own_streams(models: Models, seeds: Mapping[str, int]) -> Iterator[None]:
-    """Give each model its own random numbers: before a forward in training the generators begin at its next seed.
+    """Give each model its own random numbers: before a forward in training the generators get its next seed.
 
-    Dropout in one model then draws the same numbers whether or not another model trains beside it. To seed is
-    cheaper than to swap a generator's state, by a fiftieth of a small model's step.
+    Dropout in one model then draws the same numbers whether or not another model trains beside it. Seeding is
+    cheaper than swapping a generator's state, by a fiftieth of a small model's step.
     """
     with ExitStack() as stack:
         stack.callback(torch.set_rng_state, torch.get_rng_state())

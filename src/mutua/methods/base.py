@@ -73,14 +73,14 @@ class Method(Spec, ABC):
     own_models: ClassVar[bool] = False
     """Whether clients may have models of different designs."""
     different_data: ClassVar[bool] = False
-    """Whether it is made for clients whose data differ."""
+    """Whether it is made for clients with different data."""
     server_does: ClassVar[str] = "nothing"
     honours_opt_out: ClassVar[bool] = False
     """Whether samples that are opted out of the federation cannot change what leaves a client."""
     only_own_gradients: ClassVar[bool] = False
-    """Whether a sample changes the meme by its own gradient, in one `fit` a round, and in no other way."""
+    """Whether a sample changes the meme by its own gradient, in one `fit` per round, and in no other way."""
     terms: ClassVar[tuple[str, ...]] = ()
-    """What its objective's terms are called, beside the models' own names."""
+    """Names of its objectives' terms, beside those of the models."""
     pools_data: ClassVar[bool] = False
     """Whether all data is brought to one place."""
 
@@ -105,12 +105,12 @@ class Method(Spec, ABC):
 
     @property
     def works_alone(self) -> bool:
-        """Whether clients need nobody: each works in every round, drawn or not, reached or not."""
+        """Whether clients work without a server: each in every round, drawn or not, reached or not."""
         return False
 
     @property
     def made_at_end(self) -> bool:
-        """Whether what a client serves with is made after the last round: evaluations before are of another."""
+        """Whether clients get the model they serve with only in `finish`; earlier evaluations are of another."""
         return self.stops_early
 
     @property
@@ -178,11 +178,11 @@ class Method(Spec, ABC):
         return
 
     def outliers(self, server: Server, replies: Mapping[str, Message]) -> dict[str, str]:
-        """On the server: of replies that passed `check`, whose to refuse beside the others', and why."""
+        """On the server: which of the replies that passed `check` to refuse, compared with the others, and why."""
         return {}
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
-        """On the server: the next state, of replies in client-id order."""
+        """On the server: make the next state of these replies, which come in the order of client ids."""
         return
 
     def finish(self, client: Participant, brief: Message | None) -> None:
@@ -190,11 +190,11 @@ class Method(Spec, ABC):
         return
 
     def stopping(self, watch: str) -> EarlyStopping:
-        """When work beside the rounds ends, by the validation loss of this model."""
+        """When training outside the rounds ends, by the validation loss of the model `watch`."""
         return EarlyStopping(watch)
 
     def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
-        """On a newcomer, which comes after training: make a model of its own of what is shared."""
+        """On a client that joins after training: make a model of its own of what is shared."""
         raise InputError(f"method {self.name}: it has no global model that a newcomer could join with")
 
     @abstractmethod
@@ -212,7 +212,7 @@ trust_shipped_classes(Method)
 
 @dataclass(frozen=True)
 class Job:
-    """What everybody in a run knows: the method, the plan, the global's architecture and the public set."""
+    """What server and clients of a run all know: method, plan, the global's architecture, the public set."""
 
     method: Method
     plan: Plan
@@ -227,7 +227,7 @@ class Job:
 
 
 class Hub(Method):
-    """A method whose clients fork a global model and send their trained memes to be merged."""
+    """A method in which clients fork a global model and send their trained memes to be merged."""
 
     needs_global: ClassVar[bool] = True
     server_does: ClassVar[str] = "merges weights"
@@ -264,10 +264,9 @@ class Hub(Method):
 
     @property
     def averages(self) -> bool:
-        """With the mean as combiner, nobody refused for an update's norm, and nothing by which replies differ.
+        """If the combiner is the mean, no update is refused for its norm and all replies count the same.
 
-        The methods here weigh replies by what is sent beside the meme, if at all. What a method of
-        somebody else's does to them is not known.
+        The methods here weight replies only by what is sent beside the meme. An author's method may do otherwise.
         """
         verbs = (getattr(type(self), verb) for verb in ("brief", "check", "outliers", "merge", "merge_weights"))
         known = all(verb.__module__.startswith("mutua.methods.") for verb in verbs)
@@ -326,7 +325,7 @@ class Hub(Method):
 
 
 def can_stop_early(client: Participant, how: How) -> None:
-    """Refuse a newcomer that has nothing to stop by."""
+    """Refuse a newcomer without validation samples to stop by."""
     if not len(client.val):
         raise InputError(f"client {client.id}: no validation samples; '{how}' stops early by them")
 

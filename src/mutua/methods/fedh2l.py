@@ -1,4 +1,4 @@
-"""FedH2L: peers teach each other by what they say of public data; no weights and no server model.
+"""FedH2L: peers teach each other by their predictions on public data; no weights and no server model.
 
 "FedH2L: Federated learning with model and statistical heterogeneity" (Eqs. 2 to 14, Algorithm 1). The
 paper's loop seen from the other side of the exchange: *mutual update with the signals just received,
@@ -49,7 +49,7 @@ class FedH2L(Method):
 
     @property
     def shares(self) -> Shares:
-        """What it says of its public batch, and how often that is right."""
+        """Its predictions on its public batch, and their accuracy."""
         return {Kind.PROBABILITIES: "public", Kind.ACCURACY: "public_accuracy"}
 
     def arrange(self, federation: Federation) -> Federation:
@@ -97,7 +97,7 @@ class FedH2L(Method):
         return Message(**brief, public_accuracy=Part(Kind.ACCURACY, sure)) if sure else brief
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
-        """Learn from peers, learn from own data, say what came of it."""
+        """Learn from peers, then from own data, then send predictions on public data."""
         model = client.model("personal")
         with client.training({"personal": model}) as trainer:
             self._mutual(client, trainer, brief)
@@ -120,7 +120,7 @@ class FedH2L(Method):
             server.state[part] = {who: reply.arrays(part)[""] for who, reply in replies.items() if part in reply}
 
     def finish(self, client: Participant, brief: Message | None) -> None:
-        """The mutual update that is still owed for the last round: once, as it uses up the local gradient."""
+        """The mutual update that is still due for the last round; only once, as it uses up the local gradient."""
         with client.training({"personal": client.model("personal")}) as trainer:
             self._mutual(client, trainer, brief)
         client.state.pop("local gradient", None)
@@ -186,7 +186,7 @@ class FedH2L(Method):
         return loss + client.task.loss(logits, batch.y.to(device)) if client.public.labelled else loss
 
     def _signal(self, client: Participant, model: nn.Module) -> Message:
-        """What the stepped model says of its own public batch: all that leaves."""
+        """The trained model's predictions on its own public batch: all that leaves."""
         batch = self._public_batch(client, client.id, client.round)
         said = client.predict(model, batch)
         parts = {"public": Part(Kind.PROBABILITIES, {"": said})}

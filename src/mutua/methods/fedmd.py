@@ -69,7 +69,7 @@ class FedMD(Method):
     def start(self, client: Participant) -> None:
         """Transfer learning: train on the public set, then on private data."""
         client.initialise("personal")
-        client.state["owed"] = {}  # until `finish`, a consensus may be there that is not digested yet
+        client.state["owed"] = {}  # until `finish`, there may be a consensus that is not digested yet
         for samples, epochs in ((client.public.whole, self.public_epochs), (None, self.private_epochs)):
             client.fit(self.objective, {"personal": client.model("personal")}, samples=samples, epochs=epochs)
 
@@ -120,7 +120,7 @@ class FedMD(Method):
                 return {"digest": batch.task.divergence(target, scores)}
             return {"digest": (F.l1_loss if self.digest == "l1" else F.mse_loss)(scores, target)}
 
-        # Of the very images that were scored: the consensus says nothing of augmented ones.
+        # Not augmented: the consensus is about exactly the images that were scored.
         loader = client.loader(self._subset(client, client.exchange), augment=False)
         with client.training({"personal": client.model("personal")}, client.exchange) as trainer:
             for batch in loader.epochs(self.digest_epochs):

@@ -18,11 +18,11 @@ from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import How, Hub, can_stop_early, register
 from mutua.methods.participant import Participant
 
-Share = Annotated[Schedule, within(0, 1)]
+Proportion = Annotated[Schedule, within(0, 1)]
 
 
 class Mutual(Hub):
-    """What mutual learning is but for its losses: a personal model that stays, and a meme that is merged."""
+    """Mutual learning without its losses: a personal model that stays, and a meme that is merged."""
 
     own_models: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class Mutual(Hub):
     def personalise(self, client: Participant, brief: Message | None, how: How) -> None:
         """Also: adapt a model of the newcomer's own design by mutual learning with a copy of the global.
 
-        With `init: global` it starts as the global is now: where a newcomer comes in, there is no other.
+        With `init: global` it starts as the global is now, since a newcomer has no other.
         """
         if how != "mutual":
             return super().personalise(client, brief, how)
@@ -66,11 +66,11 @@ class Mutual(Hub):
 
 @register
 class FML(Mutual):
-    """The personal model and the meme teach each other; only memes are merged, all alike."""
+    """The personal model and the meme teach each other; only memes are merged, with equal weights."""
 
     name: ClassVar[str] = "fml"
-    alpha: Share = 0.5
-    beta: Share = 0.5
+    alpha: Proportion = 0.5
+    beta: Proportion = 0.5
     schedule: Literal["early-alpha-late-beta"] | None = None
 
     @model_validator(mode="after")

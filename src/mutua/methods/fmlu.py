@@ -1,4 +1,4 @@
-"""FMLU, uncertainty-aware federated mutual learning: who is unsure teaches and counts less.
+"""FMLU, uncertainty-aware federated mutual learning: a model that is unsure teaches less and counts less.
 
 "Uncertainty-aware federated mutual learning" (Eqs. 3 and 4, Algorithm 2).
 """
@@ -22,12 +22,12 @@ from mutua.methods.fml import FML, Mutual
 from mutua.methods.participant import Participant
 
 MOST_ENTROPY = 64 * math.log(2)
-"""No task has more than 2⁶⁴ classes. A reply of more would have no weight at all, and alone nothing to merge."""
+"""No task has more than 2⁶⁴ classes. With a larger entropy the weight of a reply would be 0."""
 
 
 @register
 class FMLU(FML):
-    """FML whose teaching and merging are weighted by entropy; with both halves off it is FML."""
+    """FML with teaching and merging weighted by entropy; with both switched off it is FML."""
 
     name: ClassVar[str] = "fmlu"
     uncertain_update: bool = True

@@ -27,7 +27,7 @@ class Independent(Method):
     """With it a client trains once, until validation says stop, instead of rounds × epochs."""
     most_epochs: int = Field(200, ge=1)
     drawn_only: bool = False
-    """Train in those rounds only for which a client is drawn (`client_fraction`), as FML with α = 1 does."""
+    """Train only in rounds for which the client is drawn (`client_fraction`), as FML with α = 1 does."""
 
     @property
     def works_alone(self) -> bool:
@@ -71,7 +71,7 @@ class Independent(Method):
 
 @register
 class Centralised(Independent):
-    """All data pooled in one place, as no federation allows: the ceiling to compare with."""
+    """All data pooled in one place, which no federation allows: the upper bound to compare with."""
 
     name: ClassVar[str] = "centralised"
     own_models: ClassVar[bool] = False

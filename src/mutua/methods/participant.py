@@ -33,7 +33,7 @@ from mutua.seeds import derive, private, public, torch_stream
 from mutua.support.tensor_files import Tensors
 
 
-class Schedules(Protocol):
+class _Method(Protocol):
     """What a participant needs of its method."""
 
     terms: ClassVar[tuple[str, ...]]
@@ -42,16 +42,16 @@ class Schedules(Protocol):
         """A round's hyper-parameters."""
 
 
-class Assignment(Protocol):
-    """What a participant needs to know of the run: a `Job` says it."""
+class _Job(Protocol):
+    """What a participant needs to know of the run; `Job` in base.py has it."""
 
     @property
-    def method(self) -> Schedules:
-        """What is trained by."""
+    def method(self) -> _Method:
+        """The method."""
 
     @property
     def plan(self) -> Plan:
-        """How long and how fast."""
+        """Rounds, optimizer, seed."""
 
     @property
     def global_model(self) -> Architecture | None:
@@ -65,7 +65,7 @@ class Assignment(Protocol):
 class Participant:
     """One client in one round. Methods train through it and keep things in its staged `state`."""
 
-    def __init__(self, job: Assignment, client: Client, state: State, round: int, modules: Modules) -> None:
+    def __init__(self, job: _Job, client: Client, state: State, round: int, modules: Modules) -> None:
         self._job, self._client, self._modules = job, client, modules
         self.plan, self.state, self.round = job.plan, state, round
         self.numbers = job.method.numbers(*self._schedule(round))
@@ -78,7 +78,7 @@ class Participant:
         self._noise = None if privacy is None else privacy.stream(self._seed, round, "privacy")
 
     def _schedule(self, round: int) -> tuple[int, int]:
-        """Where schedules stand: start and last work are of the first and the last round."""
+        """Where schedules are: `start` counts as the first round, `finish` as the last."""
         rounds = self.plan.rounds or 1
         return min(max(round, 1), rounds), rounds
 
@@ -126,17 +126,17 @@ class Participant:
 
     @property
     def task(self) -> Task:
-        """What the client's labels mean."""
+        """What the labels mean, with the losses that belong to them."""
         return self._client.task
 
     @property
     def architecture(self) -> Architecture:
-        """What the personal model is built by."""
+        """The design of the personal model."""
         return self._client.model
 
     @property
     def global_architecture(self) -> Architecture:
-        """What the global is built by, for methods that have one."""
+        """The design of the global, for methods that have one."""
         assert self._job.global_model is not None, "Federation.check refuses a hub method without a global model"
         return self._job.global_model
 
@@ -158,7 +158,7 @@ class Participant:
     # Models
 
     def initialise(self, name: str = "personal", like: Literal["own", "global"] = "own") -> None:
-        """Put a new model into the store: of the client's seed, or as the global started."""
+        """Put a new model into the store: initialised by the client's own seed, or as the global was."""
         own = like == "own"
         architecture = self.architecture if own else self.global_architecture
         seed = derive(self._seed, name, "initialisation") if own else initial_seed(self.plan.seed)
@@ -176,7 +176,7 @@ class Participant:
         return model
 
     def scorer(self, name: str, architecture: Architecture) -> nn.Module:
-        """A model of the store that gives one number per sample, made of the client's seed when first asked."""
+        """A model of the store with one output; when first asked for, it is initialised by the client's seed."""
         if name not in self.state:
             seed = derive(self._seed, name, "initialisation")
             self.state[name] = _copy(build(architecture, self._client, seed, classes=1))
@@ -187,7 +187,7 @@ class Participant:
         return self._spliced("meme", brief)
 
     def frozen(self, brief: Message | None) -> nn.Module:
-        """The same, untrainable: what the meme was when it was forked."""
+        """The same, not trainable: the meme as it was when it was forked."""
         return self._spliced("global", brief).requires_grad_(False)
 
     def _spliced(self, role: str, brief: Message | None) -> nn.Module:
@@ -227,8 +227,8 @@ class Participant:
     ) -> None:
         """Train on all of the client's samples, or on `samples`, for the round's epochs or steps.
 
-        `epochs` is for work beside the rounds; `until` goes on till a model stops improving on validation data;
-        `round` is whose rate and numbers count, where it is not this one.
+        `epochs` is for work outside the rounds; `until` trains until a model stops improving on validation data;
+        `round` is the round that learning rate and numbers are taken from, if not this one.
         """
         models = self._trainable(models)
         loader = self.loader(samples, models)
@@ -260,7 +260,7 @@ class Participant:
         return loader
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
-        """A round's local work: so many epochs, or so many steps."""
+        """A round's local work: as many epochs or steps as the plan says."""
         plan = self.plan
         return loader.steps(plan.steps) if plan.steps else loader.epochs(plan.epochs or 1)
 
@@ -268,8 +268,8 @@ class Participant:
     def training(self, models: Models, round: int | None = None) -> Iterator[Trainer]:
         """A trainer over these models, at the rate of this round or of `round`; the store gets what they learned.
 
-        A model that is in the store goes on with its optimizer's memory, and both are kept there; a
-        fork begins anew, and of it only the adaptor is kept.
+        A model that is in the store continues with its optimizer's memory, and both are kept there. A fork starts
+        without one, and only its adaptor is kept.
         """
         plan, modules = self.plan, self._trainable(models)
         at = self._schedule(self.round if round is None else round)
@@ -298,7 +298,7 @@ class Participant:
                 self.state["adaptor"] = {k: v for k, v in _copy(module).items() if k in self.state["adaptor"]}
 
     def _trainable(self, models: Models) -> dict[str, nn.Module]:
-        """Refuse models of which what they learn would be lost, or would spoil others."""
+        """The models; refused if what they learn would be lost, or would change another one."""
         given: object = models
         if not isinstance(given, Mapping):
             kind = type(given).__name__
@@ -324,7 +324,7 @@ class Participant:
         return probabilities(model, samples, self.task, self.device)
 
     def _fit_until(self, trainer: Trainer, loader: Loader, objective: Objective, until: EarlyStopping) -> None:
-        """The best epoch's weights, epoch 0 included, are copied and put back at the end."""
+        """Train until validation says stop, then put back the weights of the best epoch, epoch 0 included."""
         watched = trainer.models[until.watch]
         best, worse = float("inf"), 0
         kept: dict[str, Tensors] = {}
@@ -345,8 +345,8 @@ class Participant:
     def finite(self, before: State, message: Message | None) -> State:
         """The state to keep: what has diverged is neither kept nor sent.
 
-        Under privacy a reply that does not come would tell of the client's data: the state is as it was, and what
-        leaves is noise.
+        Under privacy a missing reply would say something about the client's data: then the old state is kept, and
+        what leaves is noise.
         """
         hidden = message is not None and self.plan.privacy is not None
         sent = {} if message is None or hidden else {name: part.arrays for name, part in message.items()}
@@ -364,7 +364,7 @@ class Participant:
         return message if privacy is None else privacy.leaving(message, brief, self._noise)
 
     def _by_example(self, models: Models) -> bool:
-        """Whether a meme must hide its examples: one that will leave, as none does after the last round."""
+        """Whether the meme is trained with privacy per example: not after the last round, when none leaves."""
         plan = self.plan
         asked = plan.privacy is not None and plan.privacy.level == "example"
         return asked and "meme" in models and self.round <= plan.rounds

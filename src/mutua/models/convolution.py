@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 PATCHES = 2**20
-"""About so many numbers of patches (4 MB), but an image at least, are laid out and multiplied while in a cache."""
+"""How many numbers of patches are multiplied at once, about: 4 MB fit into a cache. At least one image."""
 
 
 class Convolution(nn.Conv2d):

@@ -32,7 +32,9 @@ def at_least(size: Size, least: int) -> tuple[int, int]:
     """Height and width, refused where an image would shrink to nothing."""
     height, width = sides(size)
     if min(height, width) < least:
-        raise InputError(f"images of {height}×{width} pixels are too small; use {least} or more a side, or 'mlp'")
+        raise InputError(
+            f"images of {height}×{width} pixels are too small; use {least} or more per side, or 'mlp'"
+        )
     return height, width
 
 
@@ -41,7 +43,7 @@ class ConvPool(Convolution):
 
     def forward(self, x: Tensor) -> Tensor:
         """Half the height and width."""
-        # CPUs take channels that lie last by eights: eight are sooner done than six, and two are thrown away.
+        # CPUs work on channels that are last by eights: eight are faster than six, and two are thrown away.
         missing = -self.out_channels % 8
         if not 0 < missing <= 3 or self.groups > 1 or x.device.type != "cpu" or self.weight.stride(1) != 1:
             return F.relu(F.max_pool2d(super().forward(x), 2))
