@@ -101,7 +101,7 @@ def test_rows_come_back_as_they_went_in_from_memory_or_from_a_file(rows: list[Ro
         history.add(*row)
     upto = LogPrefix(history)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mutua.support.row_log.KEPT", kept)
+        patch.setattr("mutua.support.row_log.ROWS_IN_MEMORY", kept)
         upto.read_from_file(lambda: iter(rows))
         history.extend(rows[cut:])
     assert repr(history.rows) == plain and len(history) == len(rows)

@@ -38,7 +38,7 @@ from mutua.runs.checkpoints import (
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.runs.recording import Recorder
-from mutua.support import files, safe_reading
+from mutua.support import safe_reading
 from mutua.support.growing_files import TableEnd
 from mutua.support.tensor_files import FILE_DTYPES
 
@@ -411,27 +411,7 @@ def test_a_clients_file_under_anothers_name_is_refused(tmp_path: Path) -> None:
         held.load(swapped)
 
 
-# Files
-
-
-def test_files_appear_together_or_not_at_all(tmp_path: Path) -> None:
-    files.write_file(tmp_path / "old", "old")
-
-    def fill() -> None:
-        with files.atomic_files() as made:
-            made.write(tmp_path / "old", "new")
-            made.write(tmp_path / "sub" / "deep" / "new", b"new")
-            assert (tmp_path / "old").read_text() == "old"
-            if failing:
-                raise OSError(28, "No space left on device")
-
-    failing = True
-    with pytest.raises(OSError, match="No space"):
-        fill()
-    assert names(tmp_path) == {"old"} and (tmp_path / "old").read_text() == "old"
-    failing = False
-    fill()
-    assert names(tmp_path) == {"old", "sub/deep/new"} and (tmp_path / "old").read_text() == "new"
+# On the disk
 
 
 def test_everything_is_on_the_disk_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

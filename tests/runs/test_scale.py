@@ -85,7 +85,7 @@ def test_rows_that_a_file_holds_leave_memory_and_the_run_ends_in_the_same_bytes(
             raise KeyboardInterrupt
 
     for name, most in (("whole", 10**6), ("few", 20), ("stopped", 20)):
-        monkeypatch.setattr("mutua.support.row_log.KEPT", most)
+        monkeypatch.setattr("mutua.support.row_log.ROWS_IN_MEMORY", most)
         kept.clear()
         folder = Recorder.create("x", 0, tmp_path / name)
         if name == "stopped":

@@ -31,7 +31,7 @@ def open_run(path: PathLike) -> SavedRun:
 
 
 class SavedRun:
-    """A finished run, as its folder tells it. Models of your own must be trusted first, by `mutua.trust`."""
+    """A finished run, read from its folder. Models of your own must be trusted first, with `mutua.trust`."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -84,18 +84,18 @@ class SavedRun:
 
     @property
     def recipe(self) -> Recipe:
-        """Its recipe, where it was made by one."""
+        """Its recipe, if it was made from one."""
         return self.folder.recipe
 
     @property
     def clients(self) -> list[str]:
-        """The ids of those who have a model, newcomers too."""
+        """The ids of all clients and newcomers that have a model."""
         return list(self.folder.clients())
 
     def predictor(self, client: str, model: Any = None) -> Predictor:
         """The model that a client serves with, ready for raw inputs.
 
-        `model` is the class, factory or `nn.Module` that it was, where that was an object in Python.
+        `model` is the class, factory or `nn.Module` that it was, if that was an object in Python.
         """
         saved = self.folder.client(client, "client")
         name = str(saved.card.architecture.get("name"))
@@ -104,14 +104,14 @@ class SavedRun:
         return saved.predictor(model)
 
     def global_predictor(self, model: Any = None) -> Predictor:
-        """The global, ready for raw inputs, where it is a whole model."""
+        """The global, ready for raw inputs, if it is a whole model."""
         saved = self.folder.shared()
         if saved.card.share != "all":
             raise InputError(f"RUN: the global of {self.path} is partial and predicts nothing alone")
         return saved.predictor(model)
 
     def join(self, data: PathLike, *, how: How = "mutual", name: str = "newcomer", **more: Any) -> Joined:
-        """Let a newcomer with data in a file or folder make a model of its own of what the run shares."""
+        """Let a newcomer with data in a file or folder build its own model from what the run shares."""
         return join(self.folder, data, how=how, name=name, **more)
 
     def report(self, html: PathLike | None = None, **more: Any) -> list[Path]:

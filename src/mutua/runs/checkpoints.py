@@ -4,8 +4,8 @@ ROUND.json                     the manifest, written last: without it there is n
 server/ROUND.safetensors       the server's state
 clients/ID/ROUND.safetensors   what a client keeps after its work of that round, for itself alone
 
-A client that was not drawn is not written again: manifests name the round of each client's file. Reading runs no
-code, and no file that is larger than the limits in `support/safe_reading.py` is read, or written.
+A client that was not drawn is not written again: a manifest names the round of each client's file. Reading runs no
+code, and no file larger than the limits in `support/safe_reading.py` is read, or written.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from mutua.support.tensor_files import FILE_DTYPES, Pieces, Tensors, encode_tens
 
 
 class DamagedCheckpoint(MutuaError):
-    """A checkpoint that is not whole; it says what is wrong."""
+    """A checkpoint is damaged; the text says how."""
 
 
 class ArrayFile(Spec):
-    """An array file: of which round, how long, and its checksum."""
+    """An array file: its round, its length and its checksum."""
 
     round: int = Field(ge=0)
     bytes: int = Field(ge=0, le=safe_reading.MAX_ARRAY_BYTES)
@@ -47,7 +47,7 @@ Id = Annotated[str, Field(pattern=f"^{FILE_NAME}$", max_length=64)]
 
 
 class TableEnds(Spec):
-    """Where the files that grow ended."""
+    """Where the tables ended."""
 
     history: TableEnd
     ledger: TableEnd
@@ -55,7 +55,7 @@ class TableEnds(Spec):
 
 
 class Manifest(Spec):
-    """What a checkpoint is made of. A newer mutua may have put in more, under the same format."""
+    """What a checkpoint consists of. A newer mutua may have added fields, under the same format."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -63,9 +63,9 @@ class Manifest(Spec):
     round: int = Field(ge=-1)
     seconds: float = Field(ge=0)
     inputs: Inputs | None = None
-    """What the run is made of; format 1 does not tell."""
+    """What the run is made of; format 1 does not say it."""
     validation: float | None = None
-    """`RunState.validation`, where this round was evaluated."""
+    """`RunState.validation`, if this round was evaluated."""
     versions: dict[str, str]
     history: TableEnd
     ledger: TableEnd
@@ -73,9 +73,9 @@ class Manifest(Spec):
     server: ArrayFile | None = None
     clients: dict[Id, ArrayFile]
     before: dict[Id, ArrayFile] = Field(default_factory=dict)
-    """What clients kept before their last work, where that has changed it: a longer run goes on from there."""
+    """What clients kept before their last work, if that changed it: a longer run continues from there."""
     unfinished: TableEnds | None = None
-    """Where the rows ended before the clients' last work, where this is after it."""
+    """Where the tables ended before the clients' last work, if this checkpoint is after it."""
 
     @property
     def files(self) -> list[tuple[str, ArrayFile]]:
@@ -84,7 +84,7 @@ class Manifest(Spec):
 
     @property
     def bytes(self) -> int:
-        """What its array files take; some are other checkpoints' too."""
+        """How much its array files take; some belong to other checkpoints too."""
         own = [self.server] if self.server else []
         return sum(file.bytes for file in [*self.clients.values(), *self.before.values(), *own])
 
@@ -100,24 +100,24 @@ class CheckpointFolder:
             try:
                 manifest = _manifest(file)
                 self.kept[manifest.round] = manifest
-            except FileNotFoundError:  # a run that is at work has removed it
+            except FileNotFoundError:  # a run at work has removed it
                 continue
             except (DamagedCheckpoint, OSError) as error:
                 self.damaged[file] = files.reason(error)
 
     @property
     def newest(self) -> Manifest | None:
-        """The one that a run goes on from."""
+        """The one from which a run continues."""
         return self.kept[max(self.kept)] if self.kept else None
 
     @property
     def best(self) -> Manifest | None:
-        """The first that is best on validation data."""
+        """The best on validation data; of equal ones the first."""
         judged = [(m.validation, -m.round, m) for m in self.kept.values() if m.validation is not None]
         return max(judged, key=lambda found: found[:2])[2] if judged else None
 
     def write(self, standing: RunState, *, last: int | None = None, **facts: Any) -> Manifest:
-        """Save where a run stands: clients' files, the server's, and then the manifest that makes them count.
+        """Save the state of a run: clients' files, the server's, then the manifest, which makes them count.
 
         `last` is the round of the clients' last work: what they kept before it is saved too.
         """
@@ -128,10 +128,10 @@ class CheckpointFolder:
 
             def put(client: str, commit: Commit) -> ArrayFile:
                 if (client, commit.round) not in known:
-                    # What the server has merged already it will not ask for again.
+                    # The server does not ask again for what it has merged.
                     reply = commit.reply if commit.round > standing.round else None
                     data = encode_state(
-                        commit.state, reply, client=client, round=commit.round, terms=_told(commit.terms)
+                        commit.state, reply, client=client, round=commit.round, terms=_as_text(commit.terms)
                     )
                     known[client, commit.round] = _described(commit.round, data)
                     made.write(self._client(client, commit.round), *data)
@@ -162,11 +162,11 @@ class CheckpointFolder:
         files.write_file(self._manifest(standing.round), sealed)
         self.kept[manifest.round] = manifest
         if standing.round >= 0:
-            self.kept.pop(-1, None)  # which has the same name
+            self.kept.pop(-1, None)  # its file has the same name
         return manifest
 
     def load(self, manifest: Manifest) -> tuple[State, dict[str, Store]]:
-        """The server's state and the clients' stores; `DamagedCheckpoint` where a file is not what it was."""
+        """The server's state and the clients' stores; `DamagedCheckpoint` if a file has changed."""
         stores: dict[str, Store] = {}
         for client, file in [*manifest.before.items(), *manifest.clients.items()]:
             state, reply, about = decode_state(_read(self._client(client, file.round), file))
@@ -180,19 +180,19 @@ class CheckpointFolder:
         return decode_state(_read(self._server(manifest.round), manifest.server))[0], stores
 
     def forget(self, after: int) -> None:
-        """Give up the checkpoints after this round: the run goes another way from there."""
+        """Remove the checkpoints after this round: the run takes another course from there."""
         for round in [round for round in self.kept if round > after]:
             del self.kept[round]
             self._manifest(round).unlink(missing_ok=True)
         files.sync(self.path)
 
     def step_over(self, manifest: Manifest, reason: str) -> None:
-        """Give up a checkpoint that is not whole: the run makes it again."""
+        """Ignore a damaged checkpoint: the run makes it again."""
         del self.kept[manifest.round]
         self.damaged[self._manifest(manifest.round)] = reason
 
     def sweep(self, keep: int, best: bool, dry: bool = False) -> tuple[list[int], int]:
-        """Remove all but the last `keep` and the best; the rounds that go, and the bytes of all files that do."""
+        """Remove all but the last `keep` and the best; the rounds removed, and the bytes of all files removed."""
         rounds = sorted(self.kept)[-keep:] if keep else []
         if best and keep and self.best is not None:
             rounds.append(self.best.round)
@@ -200,7 +200,7 @@ class CheckpointFolder:
         manifests = {self._manifest(round) for round in rounds}
         needed = {file for round in rounds for file in self._files(self.kept[round])}
         old = [path for path in self.path.glob("*.json*") if path not in manifests and path.is_file()]
-        # Manifests first: a file that is gone must not be in one.
+        # Manifests first: none may name a file that is gone.
         rest = [path for path in self._all() if path not in needed and path.is_file()]
         freed = sum(path.stat().st_size for path in [*old, *rest])
         if not dry:
@@ -245,7 +245,7 @@ def encode_state(state: State, reply: Message | None = None, **about: Any) -> Pi
     """
     arrays: Tensors = {}
     for group, named in state.items():
-        if not _sayable(group):
+        if not _valid_group(group):
             raise RunError(f"'{group}' cannot be saved: a group's name has no '/' and is not empty")
         arrays |= {f"{group}/{name}": array for name, array in named.items()}
     parts = None
@@ -265,7 +265,7 @@ def encode_state(state: State, reply: Message | None = None, **about: Any) -> Pi
 
 
 def decode_state(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
-    """The state, the reply and what is said about them; `DamagedCheckpoint` where the bytes are none."""
+    """The state, the reply and what is said about them; `DamagedCheckpoint` if the bytes cannot be read."""
     try:
         arrays, metadata = safe_reading.parse_arrays(data)
         about = safe_reading.from_json(metadata["mutua"])
@@ -277,14 +277,14 @@ def decode_state(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
         reply = None if parts is None else Message(**{n: _part(n, part, arrays) for n, part in parts.items()})
     except safe_reading.Unreadable as error:
         raise DamagedCheckpoint(str(error)) from None
-    except Exception as error:  # whatever a stranger's names make these raise
+    except Exception as error:  # whatever names from a stranger make these raise
         raise DamagedCheckpoint(f"it cannot be read ({type(error).__name__})") from None
-    if arrays or about.get("format") != 1 or not all(map(_sayable, state)):
+    if arrays or about.get("format") != 1 or not all(map(_valid_group, state)):
         raise DamagedCheckpoint("it holds what this mutua does not know")
     return state, reply, about
 
 
-def _sayable(group: str) -> bool:
+def _valid_group(group: str) -> bool:
     return bool(group) and "/" not in group
 
 
@@ -292,8 +292,8 @@ def _part(name: str, told: Mapping[str, Any], arrays: Tensors) -> Part:
     return Part(Kind(told["kind"]), {key: arrays.pop(f"/{name}/{key}") for key in told["arrays"]})
 
 
-def _told(terms: Mapping[str, float]) -> dict[str, str]:
-    """As text, which JSON takes of any number, NaN too."""
+def _as_text(terms: Mapping[str, float]) -> dict[str, str]:
+    """Numbers as text: JSON has no NaN."""
     return {name: repr(float(value)) for name, value in terms.items()}
 
 

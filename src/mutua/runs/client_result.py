@@ -48,7 +48,7 @@ class ClientResult:
 
     @property
     def architecture(self) -> Architecture:
-        """What it serves with: its own design where it has a personal model, else the global's."""
+        """The design it serves with: its own if it has a personal model, otherwise the global's."""
         return self.client.model if "personal" in self.state else self.job.global_architecture
 
     @property
@@ -57,22 +57,22 @@ class ClientResult:
         return Predictor(self.serving(Modules(torch.device("cpu"))), self.client.train.take([]))
 
     def serving(self, modules: Modules) -> nn.Module:
-        """The model it serves with, in one of these modules: it is so until another client's is asked for."""
+        """The model it serves with, in one of these modules; valid until another client's is asked for."""
         return self.job.method.predictor(self._participant(modules), self.brief).eval()
 
     @property
     def evaluated(self) -> bool:
-        """Whether its last evaluation came about: else there is no model that it could be served with."""
+        """Whether its last evaluation succeeded: otherwise there is no model to serve with."""
         return self.history.evaluated(self.id, "predictor") == self.job.plan.rounds
 
     @property
     def trained(self) -> bool:
-        """Whether what it serves with was trained: by itself, or by others where it is the global alone."""
+        """Whether what it serves with was trained: by itself, or by others if it is the global alone."""
         return self.attendance.trained or not self.state or not self.job.plan.rounds
 
     @property
     def serves_since(self) -> int:
-        """The first round whose evaluations are of the kind of model that it serves with now."""
+        """The first round that evaluated the kind of model that it serves with now."""
         last, first = self.job.plan.rounds, self.attendance.first
         if self.job.method.made_at_end and not self.attendance.unfinished:
             return last
@@ -80,7 +80,7 @@ class ClientResult:
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """What it serves with, as a model's card says it."""
+        """What it serves with, as the model's card describes it."""
         return self.job.method.made_of(self._participant(Modules(torch.device("cpu"))))
 
     def _participant(self, modules: Modules) -> Participant:
@@ -91,7 +91,7 @@ class ClientResult:
         return self.measured("accuracy", model, selection)
 
     def measured(self, metric: str, model: str, selection: Selection) -> float | None:
-        """A number of this selection on its own test data; None where there was no last evaluation to select."""
+        """A number of this selection on its own test data; None if there was no last evaluation to select."""
         if selection == "last" and not self.evaluated:
             return None
         return self.history.selected(selection, self.id, model, "test", metric)

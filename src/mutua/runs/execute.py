@@ -1,4 +1,4 @@
-"""A recipe carried out: the run, and everything it leaves in its folder."""
+"""Carry out a recipe: run it, and write everything into its folder."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def execute(
     callbacks: Sequence[Callback] = (),
     show: HashProgress | None = None,
 ) -> Result:
-    """Run a recipe's method on the federation that the recipe describes; the folder has all that came of it.
+    """Run a recipe's method on the federation that the recipe describes; the folder gets all results.
 
     A federation that is not yet prepared for this run is prepared here.
-    `show` is told how far the hashing of the run's inputs has come.
-    Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can go on.
+    `show` is called with how far the hashing of the run's inputs has come.
+    Ctrl-C, SIGTERM and SIGHUP let the client at work finish its step; then the run is saved and can be resumed.
     """
     with recorder.keeping(), signals.handled(recorder.to_go_on), warnings.catch_warnings():
         if isinstance(federation, Prepared):
             standing, prepared = recorder.begin(recipe, federation.given, show), federation
-        else:  # what has changed since the run began is told before what that has broken
+        else:  # changes since the run began are reported before the errors they cause
             standing = recorder.begin(recipe, federation, show)
             prepared = prepare(recipe.method, federation, recipe.plan())
-        warnings.simplefilter("ignore", LeftOut)  # whoever runs recipes reads it in tables and files
+        warnings.simplefilter("ignore", LeftOut)  # it is in the tables and files
         result = carry_out(
             prepared,
             engine=engine,

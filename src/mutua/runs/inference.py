@@ -1,4 +1,4 @@
-"""Using a result: predictions of a saved model, and the model itself for use elsewhere."""
+"""Using a saved model: its predictions, and a copy of it for use elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mutua.support.text import spreadsheet_csv
 
 @dataclass(frozen=True)
 class PredictionTable:
-    """Labels by name and probabilities by class; accuracy where the data has labels that the model knows."""
+    """Predicted labels and the probability of each class; accuracy if the data has labels that the model knows."""
 
     samples: list[str]
     classes: tuple[str, ...]
@@ -50,7 +50,7 @@ class PredictionTable:
 
 
 def predict(model: SavedModel, path: PathLike) -> PredictionTable:
-    """What the model says of the samples in an .npz file or a folder of images (resized to its input)."""
+    """Predict the samples in an .npz file or a folder of images (resized to the model's input)."""
     predictor = model.predictor()
     try:
         samples, truth, names = _read(local_path(path, "path"), model.image_size, model.card.input)
@@ -68,7 +68,7 @@ def predict(model: SavedModel, path: PathLike) -> PredictionTable:
 def _read(
     path: Path, image_size: int | None, wanted: Sequence[int]
 ) -> tuple[Samples, list[str] | None, list[str]]:
-    """Samples, the names of their labels where they have any, and their own names: files' or numbers."""
+    """Samples, the names of their labels if they have any, and their own names: of files, or numbers."""
     if path.is_dir():
         names = [str(file.relative_to(path)) for file in formats.image_files(path)]
         if (plain := formats.plain_images(path, image_size)) is not None:
@@ -81,7 +81,7 @@ def _read(
         if key is None:
             raise InputError(f"{path} has no array 'x' or 'x_test' (it has {', '.join(held) or 'none'})")
         x, labels = held[key], held.get(key.replace("x", "y", 1))
-        if 0 in x.shape[1:]:  # which takes no room, however many there are said to be
+        if 0 in x.shape[1:]:  # it takes no memory, however many samples there are said to be
             raise InputError(f"{path}: x: shape {x.shape}: samples without values")
         names, read = [str(i) for i in range(len(np.atleast_1d(x)))], fitting(x.shape, wanted)
         if labels is None:

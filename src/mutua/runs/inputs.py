@@ -1,4 +1,4 @@
-"""What a run is made of: its recipe, and a checksum of every input. A run goes on with the same, or not at all.
+"""What a run is made of: its recipe, and a checksum of every input. A run continues only with the same inputs.
 
 All of the clients' data and opt-out masks, the common test set, the public set, graphs, starting weights, and the
 source of users' own code: of a method, model or censor the module, and the modules beside it that it uses.
@@ -35,15 +35,15 @@ from mutua.support.importing import import_object
 from mutua.support.processes import cores
 
 HashProgress = Callable[[int, int], None]
-"""Is told how many bytes are hashed, and of how many."""
+"""Called with how many bytes are hashed, and of how many."""
 
 CHUNK = 2**24
-"""Bytes that a thread hashes at once."""
+"""How many bytes a thread hashes at once."""
 SMALL = 2**17
 KNOWN = {"mutua", "torch", "pydantic", "pydantic_core", "numpy", "networkx", *sys.stdlib_module_names}
-"""Packages that are not the user's own code: a checkpoint tells their versions."""
-MOST = 3
-"""So many changes are told by name."""
+"""Packages that are not the user's own code: a checkpoint records their versions."""
+MAX_NAMED = 3
+"""This many changes are named in a message."""
 
 
 class Inputs(Spec):
@@ -56,10 +56,10 @@ class Inputs(Spec):
     sums: dict[str, str]
     """SHA-256, by what it is of: "the training data of client c0"."""
     accepted: tuple[str, ...] = ()
-    """Changes with which the run went on because somebody asked for it."""
+    """Changes that the user accepted."""
 
     def changed(self, now: Inputs) -> list[str]:
-        """What of all but the recipe is not as it was, in words."""
+        """What has changed, other than the recipe, in words."""
         found = [f"{name} has changed" for name, sum in self.sums.items() if now.sums.get(name, sum) != sum]
         found += [f"{name} is gone" for name in self.sums if name not in now.sums]
         return found + [f"{name} is new" for name in now.sums if name not in self.sums]
@@ -98,13 +98,13 @@ def _fields(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def first_changes(changes: Sequence[str]) -> str:
-    """The first of them."""
-    rest = len(changes) - MOST
-    return "; ".join(changes[:MOST]) + (f"; and {rest} more" if rest > 0 else "")
+    """The first changes in one line, and how many more there are."""
+    rest = len(changes) - MAX_NAMED
+    return "; ".join(changes[:MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def hash_inputs(recipe: Recipe, federation: Federation, show: HashProgress | None = None) -> Inputs:
-    """What this run is made of, hashed by as many threads as there are cores."""
+    """What this run is made of, hashed by one thread per core."""
     return Inputs(recipe=recipe.dump(), sums=_sums(dict(_held(recipe, federation)), show))
 
 
@@ -161,7 +161,7 @@ def _made_by(architecture: Architecture) -> Any:
 
 
 def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[Part]]]:
-    """The modules of users' own that these come from, and those beside them that they use."""
+    """The user's own modules that these come from, and those beside them that they use."""
     waiting: list[str] = []
     for one in objects:
         owner = one if inspect.isclass(one) or inspect.isroutine(one) else type(one)
@@ -170,10 +170,10 @@ def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[Part]]]:
             if _file(name) is not None:
                 waiting.append(name)
             elif _top(name) not in KNOWN:
-                try:  # of a notebook, perhaps
+                try:  # perhaps it is in a notebook
                     yield f"the code of {part.__qualname__}", [inspect.getsource(part).encode()]
                 except (OSError, TypeError):
-                    continue  # which cannot be read
+                    continue  # it cannot be read
     seen: set[str] = set()
     while waiting:
         name = waiting.pop()
@@ -186,10 +186,10 @@ def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[Part]]]:
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
-    """What may be modules in the import statements of a module."""
+    """What a module imports: names that may be modules."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # compiled, perhaps
+    except (OSError, SyntaxError, ValueError):  # perhaps it is compiled
         return
     package = getattr(sys.modules[module], "__package__", None)
     for node in ast.walk(tree):
@@ -197,7 +197,7 @@ def _imported(module: str, file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
-            with suppress(ImportError):  # of more dots than there are packages
+            with suppress(ImportError):  # more dots than there are packages
                 base = resolve_name("." * node.level + base, package or module) if node.level else base
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
@@ -207,13 +207,13 @@ def _top(module: str) -> str:
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module of the user's own, if it has one."""
+    """The file of a module, if it is the user's own and has one."""
     path = getattr(sys.modules.get(module), "__file__", None)
     return None if path is None or _top(module) in KNOWN else Path(path)
 
 
 def _beside(other: str, module: str) -> bool:
-    """Whether two modules are of one package, or stand in one folder that is nobody else's."""
+    """Whether two modules are in one package, or in one folder that holds no installed packages."""
     if _top(other) == _top(module):
         return True
     roots = [_root(name) for name in (other, module)]
@@ -222,7 +222,7 @@ def _beside(other: str, module: str) -> bool:
 
 
 def _root(module: str) -> Path | None:
-    """The folder from which a module, or the package it is in, is imported."""
+    """The folder from which a module or its package is imported."""
     file = _file(_top(module))
     if file is None:
         return None
@@ -235,7 +235,7 @@ def _sums(held: Mapping[str, Sequence[Part]], show: HashProgress | None) -> dict
     made = {name: hashlib.sha256() for name in held}
     total, done = sum(_size(piece) for _, piece in pieces), 0
     with ThreadPoolExecutor(cores()) as pool:
-        # To hand a small piece to a thread takes longer than to hash it.
+        # Handing a small piece to a thread takes longer than hashing it.
         large = [piece for _, piece in pieces if _size(piece) >= SMALL]
         digests = pool.map(_digest, large)
         for name, piece in pieces:
@@ -268,7 +268,7 @@ def _digest(piece: Part) -> bytes:
         return hashlib.sha256(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data).digest()
     if isinstance(piece, bytes):
         return hashlib.sha256(piece).digest()
-    if not piece.is_file():  # who needs it will say so
+    if not piece.is_file():  # whatever needs it will say so
         return b""
     with piece.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

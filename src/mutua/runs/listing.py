@@ -1,4 +1,4 @@
-"""What runs there are, how far each has come, and what its checkpoints take."""
+"""Which runs there are, how far each has come, and how much its checkpoints take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True)
 class RunOverview:
-    """A run as its folder tells it, finished or not."""
+    """What a run's folder says about it, finished or not."""
 
     folder: RunFolder
     recipe: Mapping[str, Any]
@@ -31,12 +31,12 @@ class RunOverview:
     text: str
     """The same in YAML."""
     edited: tuple[str, ...] = ()
-    """What recipe.yaml says otherwise."""
+    """Where recipe.yaml now differs from it."""
 
     @classmethod
     def of(cls, path: PathLike) -> RunOverview:
         """Look at a run's folder."""
-        folder = RunFolder(path)  # which refuses one whose files may be anything
+        folder = RunFolder(path)  # this refuses links and devices
         try:
             text = safe_reading.read_text(folder.path / "recipe.yaml", safe_reading.MAX_YAML_CHARACTERS)
             found = safe_reading.from_yaml(text)
@@ -68,7 +68,7 @@ class RunOverview:
         """The method's name."""
         found = self.recipe.get("method")
         name = str(found.get("name") if isinstance(found, dict) else found)
-        if ":" in name:  # code of the user's own, which has told its name when the run began
+        if ":" in name:  # the user's own code, whose name was recorded when the run began
             begun = (event for event in self.folder.events.read() if event.get("event") == "begun")
             own = str(next(begun, {}).get("method") or name)
             name = name if own in base.method_names() else own  # otherwise it names the method it builds on
@@ -76,19 +76,19 @@ class RunOverview:
 
     @property
     def rounds(self) -> int | None:
-        """How many the recipe plans."""
+        """How many rounds the recipe plans."""
         found = self.recipe.get("rounds")
         return found if isinstance(found, int) else None
 
     @property
     def seed(self) -> int | None:
-        """The recipe's."""
+        """The seed of the recipe."""
         found = self.recipe.get("seed")
         return found if isinstance(found, int) else None
 
     @property
     def round(self) -> int | None:
-        """The last round that is saved; None where there is none."""
+        """The last round that is saved, if any."""
         if self.folder.finished:  # a budget may have paid for fewer rounds than the recipe plans
             ran = self.folder.record.summary.get("rounds")
             return ran if isinstance(ran, int) else self.rounds
@@ -99,7 +99,7 @@ class RunOverview:
 
     @property
     def accuracy(self) -> float | None:
-        """Mean accuracy of the clients' predictors on their own test data, of a finished run."""
+        """Mean accuracy of the clients' predictors on their own test data, if the run is finished."""
         if not self.folder.finished:
             return None
         mean = self.folder.record.summary.get("mean")
@@ -111,7 +111,7 @@ class RunOverview:
 
     @property
     def bytes(self) -> int:
-        """What the folder takes."""
+        """How many bytes the folder takes."""
         return folder_bytes(self.folder.path)
 
     @property
@@ -134,7 +134,7 @@ class RunOverview:
         return [*whole, *damaged]
 
     def summary(self) -> dict[str, Any]:
-        """What `mutua runs list --json` prints of it."""
+        """What `mutua runs list --json` prints about it."""
         return {
             "run": str(self.folder.path),
             "state": self.state,
@@ -148,7 +148,7 @@ class RunOverview:
 
 
 def find_runs(under: PathLike) -> tuple[list[RunOverview], list[str]]:
-    """The runs in a folder, and in the folders of comparisons in it, by name; and what is wrong with others."""
+    """The runs in a folder and in the comparisons in it, by name; and what is wrong with others."""
     under = local_path(under, "DIR")
     if not under.is_dir():
         raise InputError(f"DIR: {under} is not a folder; give one that holds runs")
@@ -157,14 +157,14 @@ def find_runs(under: PathLike) -> tuple[list[RunOverview], list[str]]:
 
 
 def list_runs(under: PathLike) -> tuple[list[dict[str, Any]], list[str]]:
-    """What there is to say of each of them."""
+    """The summary of each of them, and what is wrong with others."""
     runs, wrong = find_runs(under)
     said, unsaid = _each(RunOverview.summary, runs)
     return said, wrong + unsaid
 
 
 def _each(of: Callable[[A], B], things: Iterable[A]) -> tuple[list[B], list[str]]:
-    """What comes of each thing, and why nothing does."""
+    """The results of a function, and the reasons for those that failed."""
     made, wrong = [], []
     for thing in things:
         try:

@@ -1,4 +1,4 @@
-"""A newcomer: a client that comes after training and makes a model of its own of what is shared."""
+"""A newcomer: a client that joins after training and builds a model of its own from what is shared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOWS: tuple[How, ...] = ("global", "finetune", "mutual")
 
 @dataclass(frozen=True)
 class Joined:
-    """What joining gave, on the newcomer's own test data, beside what it could have done alone."""
+    """What joining gave on the newcomer's own test data, and what training alone would have given."""
 
     client: Client
     how: How
@@ -82,7 +82,7 @@ def join(
 
 
 def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: PathLike) -> Joined:
-    """The same for a client whose data is at hand."""
+    """The same for a client whose data is already loaded."""
     shared, method = run.shared(), run.method
     architecture = _complete(shared, how)
     check_models(Federation((client,), architecture), needs_global=True)
@@ -109,19 +109,19 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
 
 
 class JoinRecord(StoredJson):
-    """What is read again of join.json: how a newcomer joined, and its accuracies."""
+    """What is read from join.json: how a newcomer joined, and its accuracies."""
 
     how: How
     accuracy: dict[str, float | None]
 
 
 def read_joined(folder: PathLike) -> JoinRecord:
-    """What a newcomer has left in its folder."""
+    """Read join.json in a newcomer's folder."""
     return read_json(local_path(folder, "RUN") / "join.json", JoinRecord)
 
 
 def without_last(federation: Federation) -> tuple[Federation, Client]:
-    """The federation as it was before its last client came, and that client."""
+    """The federation without its last client, and that client."""
     *others, last = federation.clients
     return replace(federation, clients=tuple(others)), last
 
@@ -151,7 +151,7 @@ def _client(name: str, data: Path, shared: SavedModel, model: Any, seed: int) ->
 
 
 def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
-    """The newcomer's training and, where the file has them, test samples, preprocessed as the run's were."""
+    """The newcomer's training samples and, if the file has them, test samples, preprocessed as in the run."""
     try:
         source = sources.load(
             "folder" if data.is_dir() else "arrays",
@@ -167,7 +167,7 @@ def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
 
 
 def _alone(plan: Plan, client: Client, modules: Modules, until: EarlyStopping) -> nn.Module:
-    """The same model trained on the same data, and as patiently, without the federation."""
+    """The same model trained on the same data, with the same patience, without the federation."""
     method = Independent()
     alone = Participant(Job(method, plan, None), client, {}, plan.rounds + 1, modules)
     method.start(alone)

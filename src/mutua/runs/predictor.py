@@ -53,7 +53,7 @@ class Predictor:
 
 
 def expect(template: Samples, given: Samples, name: str) -> None:
-    """Refuse inputs of another shape or type than a model was trained on."""
+    """Refuse inputs whose shape or type differs from what the model was trained on."""
     if (given.x.shape[1:], given.x.dtype) != (template.x.shape[1:], template.x.dtype):
         raise InputError(f"{name}: samples are {_kind(given.x)}; the model takes {_kind(template.x)}")
 

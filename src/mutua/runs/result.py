@@ -77,7 +77,7 @@ class Result:
         raise InputError(f"client: {client_id!r} is not in it; there are {known}")
 
     def global_predictor(self) -> Predictor:
-        """The global, ready for raw inputs, where it is a whole model."""
+        """The global, ready for raw inputs, if it is a whole model."""
         shared, first = self.job.global_model, self.clients[0].client
         if self.global_state is None or shared is None or shared.share != "all":
             raise InputError(
@@ -88,7 +88,7 @@ class Result:
         return Predictor(module.eval(), first.train.take([]))
 
     def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
-        """Unweighted mean over clients of accuracy on their own test data; who never trained is left out."""
+        """Unweighted mean over clients of accuracy on their own test data, without clients that never trained."""
         return _mean([client.accuracy(model, selection) for client in self.counted(model)])
 
     def counted(self, model: str = "predictor") -> list[ClientResult]:
@@ -100,7 +100,7 @@ class Result:
         return left_out([client.summary() for client in self.clients])
 
     def _domains(self) -> dict[str, float | None] | None:
-        """FedH2L's metrics, mean over clients, where clients have domains."""
+        """FedH2L's metrics, mean over clients, if clients have domains."""
         if all(client.client.domain is None for client in self.clients):
             return None
 
@@ -111,7 +111,7 @@ class Result:
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
-        """The differential privacy of what left the clients; None where none was asked for."""
+        """The differential privacy of what left the clients; None if none was asked for."""
         return guarantee(self.job, self.federation.clients, self.ledger, self.participation)
 
     def save(self, path: PathLike, recipe: Recipe | None = None) -> Path:

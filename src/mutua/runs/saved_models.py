@@ -24,11 +24,11 @@ from mutua.support.importing import reading_untrusted_file
 from mutua.support.tensor_files import Tensors
 
 MOST_INPUTS = 2**26
-"""A model's input is no larger: images are resized to what a card says."""
+"""The most numbers in one sample: images are resized to what a card says."""
 
 
 class StoredJson(Spec):
-    """What a file of a run folder holds; a newer mutua may have put in more."""
+    """The contents of a JSON file in a run folder; a newer mutua may have added fields."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -88,7 +88,7 @@ class SavedModel:
 
     @property
     def architecture(self) -> Architecture:
-        """What the model is, where it is one model."""
+        """The architecture, if it is a single model."""
         try:
             return self._named({**self.card.architecture, "share": self.card.share})
         except InputError as error:
@@ -96,7 +96,7 @@ class SavedModel:
 
     @property
     def template(self) -> Samples:
-        """No samples, but the classes, preprocessing and shape that the model expects."""
+        """The classes, preprocessing and shape that the model expects, without samples."""
         return Samples(
             torch.empty(0, *self.card.input, dtype=getattr(torch, self.card.dtype)),
             torch.empty(0, dtype=torch.long),
@@ -106,12 +106,12 @@ class SavedModel:
 
     @property
     def image_size(self) -> int | None:
-        """The side to which images are resized for this model; None where it takes no square images."""
+        """The side to which images are resized for this model; None if it takes no square images."""
         _, *sides = self.card.input
         return sides[0] if len(sides) == 2 and sides[0] == sides[1] else None
 
     def predictor(self, model: Any = None) -> Predictor:
-        """The model, ready for raw inputs; `model` is what it was, where that was an object in Python."""
+        """The model, ready for raw inputs; `model` is what it was, if that was an object in Python."""
         weights, like = self.weights, self.template
         try:
             if model is None:
@@ -136,11 +136,11 @@ class SavedModel:
         return Mixture(expert, personal, self._part(spec["gate"], 1, most), str(spec["mix"]))
 
     def _part(self, spec: Mapping[str, Any], classes: int, most: int) -> nn.Module:
-        """One model; of the zoo's none that takes more bytes than `most`, whatever its card says."""
+        """One model; a model of the zoo that takes more bytes than `most` is refused, whatever its card says."""
         samples, architecture = self.template, self._named(spec)
         build = partial(architecture.build, channels=samples.channels, size=samples.size, classes=classes, seed=0)
         if architecture.registered:
-            with torch.device("meta"):  # where models have shapes but take no memory
+            with torch.device("meta"):  # models there have shapes but take no memory
                 takes = sum(array.nbytes for array in build().state_dict().values())
             if takes > most:
                 raise ValueError(f"'{architecture.label}' takes {takes} bytes, the weights have {most}")
@@ -152,13 +152,13 @@ class SavedModel:
 
 
 def put_model(files: AtomicFiles, folder: Path, groups: Mapping[str, Tensors], card: ModelCard) -> None:
-    """Weights as safetensors, one file a group, and the card."""
+    """Write weights as safetensors, one file per group, and the card."""
     put_weights(files, folder, groups)
     files.write(folder / "card.json", to_json(card.model_dump(mode="json")) + "\n")
 
 
 def put_weights(files: AtomicFiles, folder: Path, groups: Mapping[str, Tensors]) -> None:
-    """Weights as safetensors, one file a group."""
+    """Write weights as safetensors, one file per group."""
     from safetensors.torch import save
 
     for name, arrays in groups.items():
@@ -171,7 +171,7 @@ K = TypeVar("K", bound=StoredJson)
 
 
 def read_json(path: Path, kind: type[K]) -> K:
-    """What such a file holds, checked."""
+    """Read and check such a file."""
     try:
         return kind.model_validate(safe_reading.from_json(safe_reading.read_text(path)))
     except ValidationError as error:

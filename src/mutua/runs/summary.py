@@ -13,7 +13,7 @@ REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy",
 
 
 def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -> Sheet:
-    """A run in a few lines, from its summary and what crossed: what `print` shows."""
+    """A run in a few lines, from its summary and its ledger: what `print` shows."""
     models = ("predictor", "global")
     rows = [
         (
@@ -41,6 +41,6 @@ def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -
 
 
 def reported(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run's summary, what `--json` prints."""
+    """The part of a run's summary that `--json` prints."""
     asked = () if summary.get("selection", "last") == "last" else ("selection",)
     return {key: summary.get(key) for key in (*REPORTED, *asked)}

@@ -15,8 +15,8 @@ from mutua.support.importing import import_optional
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
-KEPT = 2**16
-"""So many rows stay in memory though a file holds them: a small run is never read back."""
+ROWS_IN_MEMORY = 2**16
+"""This many rows stay in memory although a file holds them: a small run is never read back."""
 
 
 class Log(Sequence[R]):
@@ -92,15 +92,15 @@ class Log(Sequence[R]):
         return pandas.DataFrame(list(self), columns=list(fields))
 
     def read_from_file(self, upto: int, read: Callable[[], Iterable[R]]) -> None:
-        """The rows before `upto` can be read again: where they are many, do so from now on."""
-        if upto - self._away > KEPT:
+        """`read` gives the rows before `upto` again: if they are many, drop them from memory and use it."""
+        if upto - self._away > ROWS_IN_MEMORY:
             gone = upto - self._away
             del self._rounds[:gone], self._which[:gone], self._values[:gone]
             self._away, self._read = upto, read
 
 
 class LogPrefix(Sequence[R]):
-    """The first rows of a log, which itself may grow."""
+    """The first rows of a log; the log may grow."""
 
     def __init__(self, log: Log[R]) -> None:
         self.log, self._length = log, len(log)
@@ -122,5 +122,5 @@ class LogPrefix(Sequence[R]):
         return self.log[range(self._length)[at]]
 
     def read_from_file(self, read: Callable[[], Iterable[R]]) -> None:
-        """They can be read again."""
+        """`read` gives these rows again; they need not stay in memory."""
         self.log.read_from_file(self._length, read)

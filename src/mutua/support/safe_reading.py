@@ -1,4 +1,4 @@
-"""Reading what anybody may have written: it runs no code, takes no more than the limits here, raises one error.
+"""Reading files that anybody may have written: no code is run, the limits here hold, and there is one error.
 
 Text is JSON or YAML, arrays are safetensors or a torch `state_dict`.
 """
@@ -26,13 +26,13 @@ from torch import Tensor
 from mutua.errors import InputError
 
 MAX_ARRAY_BYTES = 16 * 2**30
-"""The longest array file or message, in bytes. Reading one takes about twice its length of memory."""
+"""The longest array file or message. Reading one takes about twice its length of memory."""
 MAX_HEADER_BYTES = 4 * 2**20
-"""The longest list of names in one, which is read first. Names take up to 64 times their length."""
+"""The longest header of an array file, which is read first. In memory it takes up to 64 times its length."""
 MAX_TEXT_BYTES = 16 * 2**20
-"""The longest JSON file, in bytes. Reading one takes up to 32 times its length."""
+"""The longest JSON file. Reading one takes up to 32 times its length."""
 MAX_YAML_CHARACTERS = 2**20
-"""The longest YAML text, in characters."""
+"""The longest YAML text."""
 MAX_YAML_VALUES = 100_000
 """The most keys and values in YAML text, where an alias counts for all that it stands for."""
 MAX_DEPTH = 64
@@ -42,22 +42,23 @@ MAX_DIGITS = 100
 
 
 MAX_EXPANSION = 100
-"""How many times its length a packed data file may take, where that is more than `ALWAYS_ALLOWED_BYTES`."""
+"""How many times its length a compressed data file may take, beyond `ALWAYS_ALLOWED_BYTES`."""
 ALWAYS_ALLOWED_BYTES = 2**30
-"""What a packed data file may take in any case, in bytes."""
+"""What a compressed data file may take in any case."""
 MEMORY_VARIABLE = "MUTUA_MAX_DATA"
-"""The environment variable that sets the most memory that data may take, in GiB; else what the machine has."""
+"""The environment variable that limits the memory that data may take, in GiB. Default: what the machine has."""
 
 
 class Unreadable(ValueError):
-    """What cannot be read; it says what is wrong."""
+    """A file cannot be read; the text says why."""
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file, open for reading. A pipe or a device is refused: it might never end, or never begin."""
+    """Open a file for reading. A pipe or a device is refused: reading it might never end."""
     if not path.is_dir():
         _only_file(path.stat().st_mode)
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # not waiting for a pipe put there just now
+    # Without waiting, in case a pipe was put there just now.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         file = os.fdopen(number, "rb")
     except OSError:  # a folder
@@ -77,7 +78,7 @@ def _only_file(mode: int) -> None:
 
 
 def check_memory(takes: int, packed: int | None = None) -> None:
-    """Refuse data before it is unpacked: more than may be held, or far more than its file's length `packed`."""
+    """Refuse data before it is unpacked if it takes too much memory, or far more than its file, `packed` bytes."""
     gib = f"it takes {takes / 2**30:.1f} GiB of memory"
     given = os.environ.get(MEMORY_VARIABLE)
     if given is not None:
@@ -97,7 +98,7 @@ def check_memory(takes: int, packed: int | None = None) -> None:
 
 
 def _memory() -> int:
-    """What this machine has, or what a container may use of it."""
+    """The memory of this machine, or what a container may use of it."""
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -106,7 +107,7 @@ def _memory() -> int:
 
 
 def read_text(path: Path, limit: int = MAX_TEXT_BYTES) -> str:
-    """A UTF-8 file that is not longer than the limit; `Unreadable` where it is none."""
+    """The text of a UTF-8 file that is not longer than the limit."""
     try:
         return read_bytes(path, limit).decode()
     except UnicodeDecodeError:
@@ -114,7 +115,7 @@ def read_text(path: Path, limit: int = MAX_TEXT_BYTES) -> str:
 
 
 def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """A file that is not longer than the limit."""
+    """The bytes of a file that is not longer than the limit."""
     with open_file(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -126,13 +127,13 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def from_json(data: str | bytes) -> Any:
-    """JSON by the letter: no key twice, no number that is not finite, no half of a character."""
+    """Read strict JSON: no key twice, no number that is not finite, no half of a surrogate pair."""
     try:
         text = data if isinstance(data, str) else data.decode()
         found = json.loads(text, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
         _check_depth(found, MAX_DEPTH)
         if _HALF.search(text):
-            json.dumps(found, ensure_ascii=False).encode()  # which fails where no other half follows
+            json.dumps(found, ensure_ascii=False).encode()  # this fails if the other half is missing
     except RecursionError:
         raise Unreadable(f"it is nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:
@@ -169,7 +170,7 @@ def _check_depth(tree: Any, room: int) -> None:
 
 
 def from_yaml(data: str) -> Any:
-    """YAML of text, numbers, true, false, null, lists and mappings; no tags, no key twice, few aliases."""
+    """Read YAML of text, numbers, true, false, null, lists and mappings; no tags, no key twice, few aliases."""
     if len(data) > MAX_YAML_CHARACTERS:
         raise Unreadable(f"it has more than {MAX_YAML_CHARACTERS} characters")
     try:
@@ -184,7 +185,7 @@ def from_yaml(data: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which by itself would follow aliases, tags and nesting however far they go."""
+    """YAML's safe loader with limits: on its own it follows aliases, tags and nesting without end."""
 
     def __init__(self, data: str) -> None:
         super().__init__(data)
@@ -216,7 +217,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_scalar_node(anchor)
         if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
             self._refuse(node, f"a number of more than {MAX_DIGITS} characters")
-        node.value.encode()  # which fails on half a character
+        node.value.encode()  # this fails on half of a surrogate pair
         if "\0" in node.value:
             self._refuse(node, "a character 0")
         return node
@@ -239,7 +240,7 @@ class _Loader(yaml.SafeLoader):
 _NUMBERS = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float")}
 _KEYS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "merge")}
 _READ = {"bool", "float", "int", "merge", "null"}
-# Dates stay text: recipes have none.
+# Dates stay text: recipes have no dates.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag.rpartition(":")[2] in _READ]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -261,7 +262,7 @@ def parse_arrays(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         raise Unreadable("it does not begin with the names of its arrays")
     try:
         found = load(data)
-    except Exception as error:  # the library has many, and an unreadable file is all they mean
+    except Exception as error:  # the library raises many kinds; all mean that the file cannot be read
         raise Unreadable(str(error).partition("\n")[0]) from None
     return _sound(found), header.get("__metadata__") or {}
 
@@ -278,9 +279,9 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return _sound(load_file(path))
-    except UnpicklingError:  # which would advise to read it all the same
+    except UnpicklingError:  # its text would advise to read the file unsafely
         raise Unreadable("it is not a state_dict; save model.state_dict() in it") from None
-    except Exception as error:  # every reader has its own errors, and an unreadable file is all they mean
+    except Exception as error:  # every reader has its own errors; all mean that the file cannot be read
         raise Unreadable(str(error).partition("\n")[0] or type(error).__name__) from None
 
 
@@ -292,7 +293,7 @@ def _names(first: bytes) -> int:
 
 
 def _sound(found: Any) -> dict[str, Tensor]:
-    """Refuse what is not named arrays of numbers in memory."""
+    """Refuse anything but named arrays of numbers that are in memory."""
     if not isinstance(found, dict) or not all(isinstance(array, Tensor) for array in found.values()):
         raise Unreadable("it is not a state_dict; save model.state_dict() in it")
     for name, array in found.items():
@@ -305,7 +306,7 @@ def _sound(found: Any) -> dict[str, Tensor]:
     return found
 
 
-# All that torch.save writes for a state_dict. What else torch.load knows can be made to take any amount of memory.
+# All that torch.save writes for a state_dict. Anything else could make torch.load take any amount of memory.
 _PLAIN = re.compile(
     r"collections OrderedDict|torch(\.storage)? \w+Storage|torch [a-z]+\d\w*"
     r"|torch\._utils _rebuild_(tensor_v2|tensor_v3|parameter)"
@@ -313,7 +314,7 @@ _PLAIN = re.compile(
 
 
 def _state_dict(file: IO[bytes]) -> Any:
-    """What torch.save wrote; refused unread where it is packed or made of more than named arrays."""
+    """Read what torch.save wrote; it is refused unread if it is compressed or holds more than named arrays."""
     plain = io.BytesIO()
     with zipfile.ZipFile(file) as held, zipfile.ZipFile(plain, "w") as copy:
         if sum(entry.file_size for entry in held.infolist()) > os.fstat(file.fileno()).st_size:
