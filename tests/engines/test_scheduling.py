@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mutua.engines.scheduling import Scheduler, Turn, WorkItem, given_up
+from mutua.engines.scheduling import Scheduler, WorkItem, WorkTurn, given_up
 from mutua.errors import Fault, MachineFault
 
 
@@ -35,14 +35,14 @@ def items(number: int, cost: float = 1.0, deadline: float | None = None) -> list
     return [WorkItem("x", str(i), (), cost, deadline) for i in range(number)]
 
 
-def begun(scheduler: Scheduler) -> Iterator[Turn]:
+def begun(scheduler: Scheduler) -> Iterator[WorkTurn]:
     """Begin all that may begin now."""
     while turn := scheduler.begin():
         turn.run()
         yield turn
 
 
-def clients(turns: Iterator[Turn]) -> list[str]:
+def clients(turns: Iterator[WorkTurn]) -> list[str]:
     return [turn.item.client for turn in turns]
 
 
@@ -123,7 +123,7 @@ def test_a_wait_ends_at_the_next_deadline(clock: Clock) -> None:
 
 
 def test_time_in_which_an_item_is_paused_does_not_count(clock: Clock) -> None:
-    turn = Turn(WorkItem("go", "a", (), deadline=0.2), 0)
+    turn = WorkTurn(WorkItem("go", "a", (), deadline=0.2), 0)
     turn.run()
     clock.now = 0.15
     turn.pause()
@@ -133,4 +133,4 @@ def test_time_in_which_an_item_is_paused_does_not_count(clock: Clock) -> None:
     assert turn.left == pytest.approx(0.05) and turn.ran == pytest.approx(0.15)
     clock.now = 7.1
     assert turn.left < 0
-    assert Turn(WorkItem("go", "a", ()), 0, since=0.0).left == math.inf
+    assert WorkTurn(WorkItem("go", "a", ()), 0, since=0.0).left == math.inf

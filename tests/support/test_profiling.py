@@ -13,15 +13,15 @@ import pytest
 import mutua
 from mutua import Federation, RunError
 from mutua.methods import FML
-from mutua.support.profiling import Profile, Span, note, timed
+from mutua.support.profiling import Profile, Span, record_span, timed
 
 
 def test_the_parts_make_up_the_whole() -> None:
     with Profile(workers=2).active() as profile:
         with timed("merge"):
             _compute(0.02)
-        note(Span(1, "train", "a", profile.began, profile.began + 0.1, 0.05))
-        note(Span(2, "assess", "a", profile.began, profile.began + 0.1, 0.03))
+        record_span(Span(1, "train", "a", profile.began, profile.began + 0.1, 0.05))
+        record_span(Span(2, "assess", "a", profile.began, profile.began + 0.1, 0.03))
         _compute(0.01)
         time.sleep(0.05)
     with timed("merge"):  # nobody listens any more

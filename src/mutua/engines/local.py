@@ -26,7 +26,7 @@ from mutua.learning.evaluation import evaluation_batches, is_union, probabilitie
 from mutua.methods.base import Job
 from mutua.support import signals
 from mutua.support.processes import MAX_ATTEMPTS, can_fork, cores, use_one_thread
-from mutua.support.profiling import Span, note
+from mutua.support.profiling import Span, record_span
 from mutua.support.tensor_files import Tensors
 
 
@@ -151,7 +151,7 @@ class LocalEngine:
         def done(item: WorkItem, found: Any, span: Span) -> None:
             if not isinstance(found, Fault):
                 self._seconds[item.what, item.client] = span.cpu
-            note(span)
+            record_span(span)
             take(item, found)
 
         if self._pool is not None:

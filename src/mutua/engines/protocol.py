@@ -18,7 +18,7 @@ TOO_LONG = 10
 
 
 class Evaluation(NamedTuple):
-    """The global on the common test set, if it was asked for; by client, then by (model, split), the clients'."""
+    """Metrics of the global on the common test set, if asked for; the clients' by id and (model, split)."""
 
     shared: Metrics | None
     clients: Mapping[str, Mapping[tuple[str, str], Metrics] | Fault]
@@ -29,16 +29,16 @@ class Engine(Protocol):
 
     @property
     def stores(self) -> Mapping[str, Store]:
-        """What each client keeps: in a simulation the observer may look."""
+        """What each client keeps: the observer of a simulation may look."""
 
     def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
-        """Take the job and make ready; `stores` are what clients kept when the run was stopped."""
+        """Take the job and prepare; `stores` are what clients kept when the run was stopped."""
 
     def start(self) -> None:
         """Every client's `start`."""
 
     def train(self, round: int, briefs: Briefs) -> Replies:
-        """Send the briefs, let these clients train, gather what comes of it."""
+        """Send the briefs, let these clients train, and gather their replies."""
 
     def finish(self, round: int, briefs: Briefs) -> Replies:
         """Every client's `finish`."""
@@ -47,7 +47,7 @@ class Engine(Protocol):
         """The clients' predictors and the global on their own data; a complete `shared` on the common test set."""
 
     def mishaps(self) -> Sequence[tuple[str, str]]:
-        """By client, what the machine failed in and did again since it was last asked."""
+        """By client, what the machine failed in and did again since the last call."""
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -37,7 +37,7 @@ class WorkItem:
 
 
 @dataclass
-class Turn:
+class WorkTurn:
     """An item that has begun, and the worker that has it."""
 
     item: WorkItem
@@ -74,8 +74,8 @@ class Turn:
 class Shares(NamedTuple):
     """Who may run now and who is paused, and for how many seconds this holds (None: until a turn ends)."""
 
-    running: list[Turn]
-    paused: list[Turn]
+    running: list[WorkTurn]
+    paused: list[WorkTurn]
     seconds: float | None
 
 
@@ -85,14 +85,14 @@ class Scheduler:
     def __init__(self, items: Sequence[WorkItem], at_once: int, workers: int, cores: Sequence[int] = ()) -> None:
         """`at_once` items run at the same time; `cores` are those that a worker may have to itself, if any."""
         self.at_once = at_once
-        self.turns: dict[int, Turn] = {}
+        self.turns: dict[int, WorkTurn] = {}
         """The turns that have begun and not ended, by worker."""
         self._waiting = [(item, 1) for item in reversed(items)]
         self._idle = list(range(workers))
         self._free = list(cores)
 
-    def begin(self) -> Turn | None:
-        """The next item with an idle worker for it, if one may begin. It is not running before `Turn.run`."""
+    def begin(self) -> WorkTurn | None:
+        """The next item with an idle worker for it, if one may begin. It is not running before `WorkTurn.run`."""
         left = len(self._waiting) + len(self.turns)
         most = left if left < 2 * self.at_once else self.at_once
         if not self._waiting or not self._idle or len(self.turns) >= most:
@@ -100,7 +100,7 @@ class Scheduler:
         if self._waiting[-1][1] > 1 and self.turns:
             return None  # what failed is tried again alone, with all the memory there is
         (item, attempt), worker = self._waiting.pop(), self._idle.pop()
-        turn = self.turns[worker] = Turn(item, worker, attempt)
+        turn = self.turns[worker] = WorkTurn(item, worker, attempt)
         if left >= self.at_once:
             self._take_core(turn)
         return turn
@@ -125,7 +125,7 @@ class Scheduler:
         soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))
         return Shares(running, paused, None if soonest > _LONGEST_WAIT else soonest)
 
-    def end(self, turn: Turn, found: object) -> bool:
+    def end(self, turn: WorkTurn, found: object) -> bool:
         """Its worker is idle again. False if this machine failed and the item is tried again, after all others."""
         del self.turns[turn.worker]
         self._free_core(turn)
@@ -139,11 +139,11 @@ class Scheduler:
         """Begin nothing else; what has begun is finished."""
         self._waiting.clear()
 
-    def _take_core(self, turn: Turn) -> None:
+    def _take_core(self, turn: WorkTurn) -> None:
         if turn.core is None and self._free:
             turn.core = self._free.pop()
 
-    def _free_core(self, turn: Turn) -> None:
+    def _free_core(self, turn: WorkTurn) -> None:
         if turn.core is not None:
             self._free.append(turn.core)
             turn.core = None

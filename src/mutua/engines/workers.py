@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from mutua.engines.scheduling import Scheduler, Turn, WorkItem, given_up
+from mutua.engines.scheduling import Scheduler, WorkItem, WorkTurn, given_up
 from mutua.errors import Fault, MachineFault, MutuaError, RunError
 from mutua.support import signals
 from mutua.support.processes import MAX_ATTEMPTS, die_with, keep_memory, use_one_thread
@@ -174,7 +174,7 @@ class Workers:
             self._replace(worker)
             self.lines[worker].send_bytes(pickle.dumps(([], parcel)))
 
-    def _receive(self, turn: Turn) -> _Answer:
+    def _receive(self, turn: WorkTurn) -> _Answer:
         try:
             answer: _Answer = pickle.loads(self.lines[turn.worker].recv_bytes())
             if isinstance(answer[0], Parcel):
@@ -186,7 +186,7 @@ class Workers:
         why = " (was memory short? use fewer workers)" if code == -signal.SIGKILL else ""
         return _fault(turn, f"its worker process ended {how}{why}", MachineFault)
 
-    def _end(self, turn: Turn) -> _Answer:
+    def _end(self, turn: WorkTurn) -> _Answer:
         """End an item that has taken too long, together with its process."""
         self.processes[turn.worker].kill()
         self._replace(turn.worker)
@@ -245,7 +245,7 @@ class Workers:
         return ""
 
 
-def _fault(turn: Turn, reason: str, kind: type[Fault] = Fault) -> _Answer:
+def _fault(turn: WorkTurn, reason: str, kind: type[Fault] = Fault) -> _Answer:
     now, item = time.perf_counter(), turn.item
     fault = kind(f"client {item.client}, {item.what}", reason)
     return fault, Span(turn.worker + 1, item.what, item.client, now, now, 0.0)

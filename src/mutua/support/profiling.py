@@ -1,4 +1,4 @@
-"""Where a run's time went, from training to idling, and a trace of who did what when."""
+"""Where a run's time went, from training to idling, and a trace of what each process did when."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import cannot_write, write_file
 
 KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
-"""What the engines' tasks count as; any other name stands for itself."""
+"""What the engines' work items count as; any other name counts as itself."""
 SHOWN = ("train", "evaluate", "merge", "data", "checkpoint")
 
 
 class Span(NamedTuple):
-    """When a process did something for whom, by the clock that all processes share, and its own CPU time."""
+    """What a process did for which client: when, by a clock that all processes share, and its CPU time."""
 
     process: int
     what: str
@@ -31,18 +31,18 @@ class Span(NamedTuple):
 
 @dataclass
 class Profile:
-    """All that was timed while it was active, on so many workers."""
+    """Everything that was timed while the profile was active, on so many workers."""
 
     workers: int = 1
     spans: list[Span] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     ended: float = 0.0
     other: float = 0.0
-    """CPU seconds of this process for nothing that is timed: imports, forking workers, packing, progress bars."""
+    """CPU seconds of this process that no span covers: imports, forking workers, packing, progress bars."""
 
     @contextmanager
     def active(self) -> Iterator[Profile]:
-        """Have everything noted that is timed in here."""
+        """Record everything that is timed in this block."""
         global _active
         before, _active = _active, self
         cpu = time.process_time()
@@ -55,7 +55,7 @@ class Profile:
             self.other = time.process_time() - cpu - own
 
     def seconds(self) -> dict[str, float]:
-        """CPU seconds by what they were for; idle is what the workers' cores had left over."""
+        """CPU seconds by purpose; "idle" is what was left of the workers' cores."""
         found = dict.fromkeys(SHOWN, 0.0)
         for span in self.spans:
             kind = KINDS.get(span.what, span.what)
@@ -65,7 +65,7 @@ class Profile:
         return found | {"idle": max(0.0, whole - sum(found.values()))}
 
     def write(self, path: PathLike) -> None:
-        """The trace, for chrome://tracing or ui.perfetto.dev."""
+        """Write the trace, for chrome://tracing or ui.perfetto.dev."""
         events = [
             {
                 "name": f"{span.what} {span.client}".strip(),
@@ -92,7 +92,7 @@ _active: Profile | None = None
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Note how long this takes, where somebody asked for a profile."""
+    """Record how long this block takes, if a profile is active."""
     if _active is None:
         yield
         return
@@ -103,7 +103,7 @@ def timed(what: str) -> Iterator[None]:
         _active.spans.append(Span(0, what, "", began, time.perf_counter(), time.process_time() - cpu))
 
 
-def note(span: Span) -> None:
-    """Note what was timed elsewhere, as in a worker."""
+def record_span(span: Span) -> None:
+    """Record what was timed elsewhere, as in a worker."""
     if _active is not None:
         _active.spans.append(span)

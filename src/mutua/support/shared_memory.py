@@ -1,8 +1,8 @@
 """Memory that a process shares with the workers it forks: arrays cross without going through a pipe.
 
-Every process writes into a region of its own and may read all of them. A parcel is a pickle whose arrays are
-replaced by their places. It passes between processes of one program only: it is never a file and never comes from
-outside.
+Every process writes into a region of its own and may read all regions. A parcel is a pickle in which each array is
+replaced by its place in shared memory. Parcels pass only between processes of one program: they are never written
+to a file and never come from outside.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # a page counts when it i
 
 
 Place = tuple[int, int]
-"""The process whose region it is, and where it begins there."""
+"""Where an array lies: the process that owns the region, and the offset in it, in bytes."""
 
 
 class Block(NamedTuple):
-    """A stretch of one process's region."""
+    """A piece of one process's region that holds the arrays of one parcel; allocated and freed as a whole."""
 
     owner: int
     start: int
@@ -42,16 +42,16 @@ class Block(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What was packed: its content, and the block that holds those of its arrays that had to be copied."""
+    """A packed object: its pickle, and the block with those of its arrays that had to be copied."""
 
     content: bytes
     block: Block | None
 
 
 class Arena:
-    """Regions for `processes` processes, made before they are forked; process 0 is the one that forks.
+    """The shared regions, one per process, made before workers are forked; process 0 is the one that forks.
 
-    A block that process 0 has opened stays as it is until the last of its arrays is gone there.
+    A block that process 0 has unpacked is not written again until the last of its arrays is gone there.
     """
 
     def __init__(self, processes: int) -> None:
@@ -62,12 +62,12 @@ class Arena:
         self._free: dict[int, list[Block]] = defaultdict(list)
         self._end = 0
         self._known: dict[int, set[Block]] = defaultdict(set)  # in process 0: all blocks that others have sent
-        self._open: set[Block] = set()  # and those of them that have arrays there
+        self._in_use: set[Block] = set()  # and those of them that have arrays there
 
     def pack(self, what: Any, *, refer: bool = True, known: dict[int, Place] | None = None) -> Parcel:
-        """A parcel; without `refer` also arrays that lie in the arena already are copied.
+        """Pack an object; without `refer`, arrays that lie in the arena already are copied too.
 
-        `known` is where earlier parcels have put arrays, by identity: those are not copied again.
+        `known` gives, by identity, the places of arrays in earlier parcels, which are not copied again.
         """
         content = io.BytesIO()
         packer = _Packer(content, self, refer, {} if known is None else known)
@@ -82,45 +82,45 @@ class Arena:
         return Parcel(content.getvalue(), block)
 
     def claim(self, parcel: Parcel) -> None:
-        """In process 0, where a parcel has come: it will be unpacked, whatever becomes of who sent it."""
+        """In process 0, when a parcel arrives: keep its block, even if its sender dies before it is unpacked."""
         if parcel.block is not None:
             self._known[parcel.block.owner].add(parcel.block)
-            self._open.add(parcel.block)
+            self._in_use.add(parcel.block)
 
     def unpack(self, parcel: Parcel) -> Any:
-        """What was packed. Its arrays are the very memory they were packed into: nobody may write to them."""
+        """The object that was packed. Its arrays are views of the shared memory: nobody may write to them."""
         memory = None
         if parcel.block is not None:
             memory = self._memory(parcel.block)
             if self.process == 0:
                 self.claim(parcel)
-                weakref.finalize(memory, self._closed, parcel.block).atexit = False
-        return _Opener(parcel.content, self, memory).load()
+                weakref.finalize(memory, self._unused, parcel.block).atexit = False
+        return _Unpacker(parcel.content, self, memory).load()
 
     def release(self, block: Block) -> None:
-        """Let a block be written again: at once where it is this process's own, else when its owner is told."""
+        """Let a block be written again: at once if this process owns it, else when its owner is told."""
         if block.owner == self.process:
             self._free[block.length].append(block)
         else:
             self.released[block.owner].append(block)
 
     def become(self, process: int) -> None:
-        """Be this process from now on, just forked from process 0, and write where that one holds nothing.
+        """In a process just forked from process 0: take this number, and write only where process 0 holds nothing.
 
-        One that died may have written there before.
+        A process of the same number that died may have written there before.
         """
         self.process = process
         known = self._known[process]
         self._end = max((block.start + block.length for block in known), default=0)
         self._free.clear()
-        for block in known - self._open - set(self.released[process]):  # of the last it will be told
+        for block in known - self._in_use - set(self.released[process]):  # it will be told of the released ones
             self._free[block.length].append(block)
 
-    def _closed(self, block: Block) -> None:
-        """The last array of a block is gone, and that says something only in process 0, which had opened it."""
+    def _unused(self, block: Block) -> None:
+        """The last array of a block is gone. This counts only in process 0, which had unpacked it."""
         if self.process == 0:
             self.release(block)
-            self._open.discard(block)  # last: a process that is forked meanwhile must not think it free
+            self._in_use.discard(block)  # last: a process that is forked meanwhile must not take it for free
 
     def place(self, array: Tensor) -> Place | None:
         """Where in the arena an array lies, if it does."""
@@ -139,12 +139,12 @@ class Arena:
         return Block(self.process, self._end - length, length)
 
     def _memory(self, block: Block) -> ctypes.Array[ctypes.c_ubyte]:
-        """A block as an object that its arrays keep alive."""
+        """A block as an object, which the arrays in it keep alive."""
         return (ctypes.c_ubyte * block.length).from_buffer(self.regions[block.owner], block.start)
 
 
 class _Packer(pickle.Pickler):
-    """Pickles all but arrays; those it notes, to be copied into one block."""
+    """Pickles everything but arrays; these it notes, to be copied into one block."""
 
     def __init__(self, content: io.BytesIO, arena: Arena, refer: bool, known: Mapping[int, Place]) -> None:
         super().__init__(content, protocol=5)
@@ -159,25 +159,25 @@ class _Packer(pickle.Pickler):
         if place is None and self.refer and thing.is_contiguous():
             place = self.arena.place(thing)
         if place is not None:
-            return _laid, (*place, thing.dtype, tuple(thing.shape))
+            return _array_at, (*place, thing.dtype, tuple(thing.shape))
         if id(thing) not in self.arrays:
             self.arrays[id(thing)] = self.length, thing.detach()
             self.length += -(-thing.numel() * thing.element_size() // ALIGNMENT) * ALIGNMENT
-        return _laid, (None, self.arrays[id(thing)][0], thing.dtype, tuple(thing.shape))
+        return _array_at, (None, self.arrays[id(thing)][0], thing.dtype, tuple(thing.shape))
 
 
-class _Opener(pickle.Unpickler):
+class _Unpacker(pickle.Unpickler):
     def __init__(self, content: bytes, arena: Arena, memory: Any) -> None:
         super().__init__(io.BytesIO(content))
-        # Not a method of this object: it would hold itself, and the block, until somebody collects garbage.
-        self.laid = partial(_laid, arena.regions, memory)
+        # Not a method: this object would refer to itself and keep the block until the next garbage collection.
+        self.array_at = partial(_array_at, arena.regions, memory)
 
     def find_class(self, module: str, name: str) -> Any:
-        return self.laid if name == _laid.__name__ else super().find_class(module, name)
+        return self.array_at if name == _array_at.__name__ else super().find_class(module, name)
 
 
-def _laid(regions: list[mmap.mmap], memory: Any, owner: int | None, start: int, *kind: Any) -> Tensor:
-    """The array at a place of a region, or of the parcel's own memory; a parcel names this and the place."""
+def _array_at(regions: list[mmap.mmap], memory: Any, owner: int | None, start: int, *kind: Any) -> Tensor:
+    """The array at a place in a region or, without `owner`, in the parcel's block; parcels call this by name."""
     return _array(memory if owner is None else regions[owner], start, *kind)
 
 
@@ -189,9 +189,9 @@ def _array(memory: Any, start: int, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 def _reserve(processes: int) -> list[mmap.mmap]:
-    """As much address space for each as there is to have; memory is taken only as it is written."""
+    """As much address space per process as there is; memory is used only when it is written."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    # Where address space is limited, most of it is left for everything else.
+    # If address space is limited, leave most of it for everything else.
     length = LARGEST if limit == resource.RLIM_INFINITY else min(LARGEST, limit // (4 * processes))
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NO_RESERVE
     while length >= SMALLEST:
