@@ -17,7 +17,7 @@ import torch
 from speed import WORKLOADS, Workload, federation, fml
 
 from mutua.learning import trainer
-from mutua.rounds.loop import Event, RoundEnded, RoundStarted
+from mutua.rounds.events import Event, RoundEnded, RoundStarted
 
 ROUNDS = 7
 

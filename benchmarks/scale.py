@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from mutua.recipe.recipe import Recipe
-from mutua.rounds.loop import Event, RoundEnded, RoundStarted
+from mutua.rounds.events import Event, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.recording import Recorder
 

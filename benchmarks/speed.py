@@ -27,12 +27,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mutua
 import mutua.runs.result
-from mutua.data.samples import Samples, together
+from mutua.data.samples import Samples, concatenate
 from mutua.federation.client import Client, build
 from mutua.federation.federation import Federation
 from mutua.methods.participant import initial_seed
 from mutua.models import Architecture
-from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
+from mutua.rounds.events import Event, Reached, RoundEnded, RoundStarted
 from mutua.seeds import derive, private, torch_stream
 from mutua.support.tensor_files import Tensors
 
@@ -169,7 +169,7 @@ def federation(workload: Workload) -> Federation:
     for k in range(workload.clients):
         train, test = samples(workload.samples), samples(workload.test)
         clients.append(Client(f"c{k:03}", train, test.take([]), test, model))
-    return Federation(tuple(clients), model, together([client.test for client in clients]))
+    return Federation(tuple(clients), model, concatenate([client.test for client in clients]))
 
 
 def plain(among: Federation) -> PlainFML:

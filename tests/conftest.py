@@ -27,7 +27,8 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store
 from mutua.methods import Method
 from mutua.methods.base import Job
-from mutua.rounds.loop import Event, Rounds
+from mutua.rounds.events import Event
+from mutua.rounds.loop import Rounds
 from mutua.rounds.preparation import Prepared
 from mutua.seeds import torch_stream
 from mutua.support.tensor_files import Tensors

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from mutua import InputError, Recipe, Samples, load, run
-from mutua.data import formats
+from mutua.data import image_folders
 from mutua.methods import Aggregated
 
 DOMAINS, CLASSES = ("art_painting", "sketch"), ("dog", "giraffe", "house")
@@ -176,7 +176,7 @@ def test_lists_that_do_not_fit_are_refused_in_one_line(
 ) -> None:
     damage(make(tmp_path, tmp_path))
     with pytest.raises(InputError, match=re.escape(said)) as refused:
-        formats.images(tmp_path)
+        image_folders.images(tmp_path)
     assert "\n" not in str(refused.value)
 
 
@@ -191,9 +191,9 @@ def test_lists_of_other_folders_are_not_heard(tmp_path: Path) -> None:
     make(tmp_path / "one", tmp_path)
     (tmp_path / "two" / "photo" / "dog").mkdir(parents=True)
     Image.new("RGB", (4, 4)).save(tmp_path / "two" / "photo" / "dog" / "1.png")
-    assert formats.images(tmp_path / "two").lists is None
+    assert image_folders.images(tmp_path / "two").lists is None
     for path in tmp_path.glob("*_kfold.txt"):
         (tmp_path / "one" / path.name).write_text(path.read_text().splitlines()[0])
-    lists = formats.images(tmp_path / "one").lists
+    lists = image_folders.images(tmp_path / "one").lists
     assert lists is not None and [len(positions) for positions in lists.values()] == [2, 2, 2]
     assert np.array_equal(lists["train"], [0, 60])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mutua import InputError, Samples, Split
 from mutua.data.partitions import IID, Dirichlet, Domains, LogNormal, Majority, Rotated, Shards
-from mutua.data.splits import Dealt, draw, like, split_and_deal, stratified
+from mutua.data.splits import DealtSamples, deal_like, draw, split_and_deal, stratified
 from mutua.data.transforms import rotate
 
 quick = settings(max_examples=80, deadline=5000)
@@ -45,7 +45,7 @@ def numbers(samples: Samples) -> list[int]:
     return samples.x[:, 0].int().tolist()
 
 
-def table(dealt: Dealt, part: str) -> np.ndarray:
+def table(dealt: DealtSamples, part: str) -> np.ndarray:
     return np.stack([getattr(client, part).counts() for client in dealt.clients])
 
 
@@ -132,7 +132,7 @@ def test_a_draw_of_more_than_there_is_is_refused():
 def test_like_deals_each_class_in_proportion(case, seed):
     counts, supply = np.array(case[0]), np.array(case[1])
     y = labels(supply)
-    parts = like(counts, y, rng(seed))
+    parts = deal_like(counts, y, rng(seed))
     everything = np.concatenate(parts)
     assert len(np.unique(everything)) == len(everything)
     dealt = np.stack([np.bincount(y[part], minlength=len(supply)) for part in parts])
@@ -145,7 +145,7 @@ def test_like_deals_each_class_in_proportion(case, seed):
 
 def test_like_by_hand():
     y = labels([10, 9, 5])
-    parts = like(np.array([[30, 0, 0], [20, 1, 0], [0, 2, 0]]), y, rng())
+    parts = deal_like(np.array([[30, 0, 0], [20, 1, 0], [0, 2, 0]]), y, rng())
     assert [np.bincount(y[part], minlength=3).tolist() for part in parts] == [[6, 0, 0], [4, 3, 0], [0, 6, 0]]
 
 
@@ -153,7 +153,7 @@ def test_like_favours_nobody():
     # One sample a class and equal clients: each gets as many as any other, and who comes first is by lot.
     firsts = []
     for seed in range(100):
-        parts = like(np.ones((4, 8), dtype=int), np.arange(8), rng(seed))
+        parts = deal_like(np.ones((4, 8), dtype=int), np.arange(8), rng(seed))
         assert [len(part) for part in parts] == [2, 2, 2, 2]
         firsts.append(next(k for k in range(4) if 0 in parts[k]))
     assert np.bincount(firsts, minlength=4).min() > 10
@@ -162,7 +162,7 @@ def test_like_favours_nobody():
 def test_like_gives_a_client_that_is_small_everywhere_its_share():
     # 10 % of each of 100 classes with two samples each: never the largest remainder, yet 20 of 200 are its due.
     counts = np.array([[9] * 100, [1] * 100])
-    sizes = [len(part) for part in like(counts, labels([2] * 100), rng())]
+    sizes = [len(part) for part in deal_like(counts, labels([2] * 100), rng())]
     assert sizes == [180, 20]
 
 
@@ -187,7 +187,7 @@ def test_no_sample_is_used_twice_and_nothing_crashes(counts, partition, split, g
     train = labelled(counts, domains=2)
     test = labelled([n // 2 + 1 for n in counts], domains=2, first=len(train)) if given_test else None
 
-    def deal(seed: int) -> Dealt:
+    def deal(seed: int) -> DealtSamples:
         return split_and_deal(train, test, partition, split, samples_per_client=each, seed=seed)
 
     try:

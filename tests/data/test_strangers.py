@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from mutua import InputError, Recipe, Samples, load
-from mutua.data import formats
+from mutua.data import formats, image_folders
 from mutua.federation.topology import Topology
 from mutua.support import safe_reading
 
@@ -165,7 +165,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "weights": safe_reading.read_arrays,
     "recipe": Recipe.load,
     "graph": lambda path: Topology(str(path)).graph,
-    "image": lambda path: formats._head(path),
+    "image": lambda path: image_folders._head(path),
     "idx": lambda path: formats.idx(path.parent),
 }
 

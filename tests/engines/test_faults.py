@@ -19,13 +19,14 @@ import yaml
 
 import mutua
 from mutua import Faults, Federation, InputError, Message, Recipe, RunError
-from mutua.data.samples import together
+from mutua.data.samples import concatenate
 from mutua.engines.faults import CorruptionKind
 from mutua.engines.faulty import FaultyEngine, corrupted
 from mutua.federation.message import weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
-from mutua.rounds.loop import LIMIT, Finished, Rejected, Retried, RoundEnded, Stopped, Trained
+from mutua.rounds.events import Finished, Rejected, Retried, RoundEnded, Stopped, Trained
+from mutua.rounds.loop import LIMIT
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.runs.recording import Recorder
@@ -186,7 +187,7 @@ GONE = [(1, "b", "val"), (1, "b", "test")]
 def test_the_global_is_scored_though_a_client_with_a_part_of_the_common_test_set_fails(federate: Federate) -> None:
     """Where clients' test samples make up the common test set, they are what is scored: unless one is missing."""
     made = federate(common=0)
-    common = together([client.test for client in made.clients])
+    common = concatenate([client.test for client in made.clients])
     federation = replace(made, test=common)
     good, bad = (
         mutua.run(method, federation, rounds=2, workers=1, batch_size=4, device="cpu")

@@ -20,7 +20,7 @@ import torch
 
 import mutua
 from mutua import Federation, InputError, Result, RunError
-from mutua.data.samples import together
+from mutua.data.samples import concatenate
 from mutua.engines.local import LocalEngine
 from mutua.engines.scheduling import WorkItem
 from mutua.engines.workers import Workers
@@ -113,7 +113,7 @@ def test_a_common_test_set_that_is_everybodys_is_scored_once(
 ) -> None:
     """With the clients' own: the same numbers as in a second pass through the global."""
     apart = federate([9, 12, 7], common=0)
-    federation = replace(apart, test=together([client.test for client in apart.clients]))
+    federation = replace(apart, test=concatenate([client.test for client in apart.clients]))
     settings = {"rounds": 2, "batch_size": 4, "device": "cpu"}
     once = mutua.run(method, federation, workers=2, **settings)
     scored: list[object] = []

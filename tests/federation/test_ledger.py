@@ -13,7 +13,7 @@ from mutua import Federation, Kind, Ledger, Message, Refused, RunError
 from mutua.federation.ledger import Entry, may_leave
 from mutua.federation.message import NUMBERS, Part, count, weights
 from mutua.methods import FML, FedAvg, Independent
-from mutua.rounds.loop import Rejected
+from mutua.rounds.events import Rejected
 
 MEME = weights({"body.weight": torch.zeros(2, 3), "body.bias": torch.zeros(2)})
 BRIEF = Message(**{"global": MEME})

@@ -20,7 +20,7 @@ from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, 
 from mutua.methods import FML, FedAvg
 from mutua.methods.base import method_of, section_of
 from mutua.reports.console import method_options
-from mutua.rounds.loop import Rejected
+from mutua.rounds.events import Rejected
 from mutua.support.tensor_files import Tensors
 
 COMBINERS = [Mean(), TrimmedMean(share=0.25), Median(), Clip(), Clip(norm=2.0), Krum(share=0.25), Krum(keep=3)]

@@ -16,7 +16,7 @@ import yaml
 import mutua
 from mutua import Federation, InputError, MutuaError, RunError
 from mutua.methods import FML, FedAvg, Kind, Message, Part, base, losses, of, register, weights
-from mutua.rounds.loop import Rejected
+from mutua.rounds.events import Rejected
 
 Federate = Callable[..., Federation]
 METHOD = """

@@ -19,7 +19,7 @@ from mutua.federation.module_pool import Modules
 from mutua.learning.evaluation import measure
 from mutua.methods import FedAvg, FedProx, FineTuned, participant
 from mutua.methods.participant import Participant
-from mutua.rounds.loop import Rejected
+from mutua.rounds.events import Rejected
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

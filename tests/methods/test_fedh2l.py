@@ -28,7 +28,7 @@ from mutua.federation.store import Store
 from mutua.federation.topology import Topology
 from mutua.methods import FedH2L
 from mutua.methods.participant import Participant
-from mutua.rounds.loop import Rejected, RoundStarted
+from mutua.rounds.events import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 from mutua.support.tensor_files import Tensors
 

@@ -25,7 +25,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import FedMD
 from mutua.methods.participant import Participant
-from mutua.rounds.loop import Rejected, RoundStarted
+from mutua.rounds.events import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 from mutua.support.tensor_files import Tensors
 

@@ -21,7 +21,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.trainer import Batch
 from mutua.methods import DML, FML, FMLU, Method, of
-from mutua.rounds.loop import Rejected
+from mutua.rounds.events import Rejected
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

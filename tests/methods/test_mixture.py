@@ -30,7 +30,7 @@ from mutua.methods import FedAvg, FedProx, FineTuned, Independent, MixtureOfExpe
 from mutua.methods.base import supervised
 from mutua.methods.mixture import Mixture
 from mutua.methods.participant import Participant
-from mutua.rounds.loop import RoundStarted
+from mutua.rounds.events import RoundStarted
 from mutua.seeds import private, torch_stream
 from mutua.support.tensor_files import Tensors
 

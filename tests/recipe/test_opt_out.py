@@ -20,8 +20,9 @@ from mutua import Federation, InputError, Recipe, Samples, partitions, run
 from mutua.cli.app import app
 from mutua.methods import FedAvg
 from mutua.recipe.public_set import PublicSet, with_public_set
+from mutua.rounds.events import Event, Reached
 from mutua.rounds.history import History
-from mutua.rounds.loop import Event, Reached, RunState
+from mutua.rounds.state import RunState
 
 Blobs = Callable[..., Samples]
 Federate = Callable[..., Federation]

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mutua import Client, Federation, InputError, Recipe, Samples, Split, partitions
 from mutua.methods import MixtureOfExperts
-from mutua.rounds.loop import Reached, RoundStarted
+from mutua.rounds.events import Reached, RoundStarted
 
 CLASSES = ("ape", "bee", "cat", "dog")
 STRANGE = 3

@@ -12,8 +12,8 @@ from rich.console import Console
 from mutua.reports import console
 from mutua.reports.console import ProgressBar
 from mutua.rounds import progress
+from mutua.rounds.events import Finished, Rejected, RoundEnded, Started
 from mutua.rounds.history import History
-from mutua.rounds.loop import Finished, Rejected, RoundEnded, Started
 from mutua.studies.comparison_tables import accuracy_table, comparison_tables, differences_table
 from mutua.support.text import percent, size
 

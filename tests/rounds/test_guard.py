@@ -18,8 +18,10 @@ from mutua.federation.store import State, Store, not_finite
 from mutua.learning.schedules import Schedule
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant
+from mutua.rounds.events import Finished, Reached, Rejected, Stopped
 from mutua.rounds.guard import LARGE, Guard, too_long
-from mutua.rounds.loop import Finished, Reached, Rejected, Rounds, RunState, Stopped
+from mutua.rounds.loop import Rounds
+from mutua.rounds.state import RunState
 from mutua.runs.checkpoints import decode_state, encode_state
 from mutua.support.tensor_files import Tensors
 

@@ -21,7 +21,7 @@ from mutua.federation.message import count, weights
 from mutua.learning.evaluation import measure
 from mutua.learning.metrics import SCALARS
 from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
-from mutua.rounds.loop import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
+from mutua.rounds.events import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

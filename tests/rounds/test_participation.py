@@ -21,7 +21,7 @@ from mutua.methods import FML, FedAvg, FineTuned, Independent
 from mutua.reports.report import compose as report
 from mutua.reports.study import read_study
 from mutua.reports.tables import cell_text
-from mutua.rounds.loop import Event, RoundStarted
+from mutua.rounds.events import Event, RoundStarted
 from mutua.rounds.participation import REASONS, Participation, spans
 from mutua.runs.execute import execute
 from mutua.runs.recording import Recorder

@@ -15,7 +15,8 @@ from mutua import Federation
 from mutua.errors import LeftOut
 from mutua.methods import FML
 from mutua.rounds import progress
-from mutua.rounds.loop import Event, Finished, RunState
+from mutua.rounds.events import Event, Finished
+from mutua.rounds.state import RunState
 from mutua.support.text import Sheet
 
 Federate = Callable[..., Federation]

@@ -25,7 +25,7 @@ from mutua import Kind, Message, Recipe, RunError
 from mutua.federation.message import Part, count, number, weights
 from mutua.federation.store import Commit, State, Store
 from mutua.recipe.checkpoints import CheckpointSettings as Settings
-from mutua.rounds.loop import RunState
+from mutua.rounds.state import RunState
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import (
     CheckpointFolder,

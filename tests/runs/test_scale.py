@@ -12,7 +12,7 @@ import pytest
 from mutua import Recipe
 from mutua.recipe.grid import Cell
 from mutua.reports.loggers import Logged
-from mutua.rounds.loop import Event, Reached, RoundEnded, RoundStarted
+from mutua.rounds.events import Event, Reached, RoundEnded, RoundStarted
 from mutua.runs.execute import execute
 from mutua.runs.recording import Recorder
 from mutua.runs.resuming import ResumedRecorder

@@ -28,7 +28,7 @@ from mutua.errors import InputError
 if TYPE_CHECKING:
     from mutua.federation.federation import Federation
     from mutua.recipe.recipe import Recipe
-    from mutua.rounds.loop import Callback
+    from mutua.rounds.events import Callback
     from mutua.rounds.preparation import Prepared
     from mutua.runs.recording import Recorder
 

@@ -59,7 +59,7 @@ class _Seeded(Spec):
     """Who gets which samples; None is the run's own seed."""
 
 
-def dealt_by(partition: object, seed: int) -> int:
+def dealing_seed(partition: object, seed: int) -> int:
     """The seed by which data is dealt in a run of this seed: the partition's own, if it has one."""
     own = getattr(partition, "seed", None)  # which a partition of a user's own need not have
     return seed if own is None else int(own)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mutua.data.samples import Samples, together
+from mutua.data.samples import Samples, concatenate
 from mutua.data.splits import stratified
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream, public, torch_stream
@@ -49,7 +49,7 @@ class Public:
     @property
     def whole(self) -> Samples:
         """All owners' samples, in the order of their ids."""
-        return together([self.parts[owner] for owner in sorted(self.parts)])
+        return concatenate([self.parts[owner] for owner in sorted(self.parts)])
 
     def batch(self, owner: str, size: int, seed: int, round: int) -> Samples:
         """The owner's public batch of a round: a public draw, so its peers recompute it and no index is sent."""

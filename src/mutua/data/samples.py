@@ -179,7 +179,7 @@ def texts(names: np.ndarray) -> np.ndarray:
     return (np.char.decode(names, "utf-8", "backslashreplace") if names.dtype.kind == "S" else names).astype(str)
 
 
-def together(parts: Sequence[Samples]) -> Samples:
+def concatenate(parts: Sequence[Samples]) -> Samples:
     """The samples of all parts, which must have the same classes."""
     if any(part.preprocess != parts[0].preprocess for part in parts):
         parts = [replace(p, x=p.preprocess(p.x), preprocess=Preprocess()) for p in parts]

@@ -14,7 +14,7 @@ import platformdirs
 import torch
 from torch.nn import functional as F
 
-from mutua.data import formats
+from mutua.data import formats, image_folders
 from mutua.data.formats import Arrays
 from mutua.data.samples import Layout, Preprocess, Samples, fitting
 from mutua.errors import InputError, suggest
@@ -59,7 +59,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """A line of the catalogue; `found` is where the set is, None where it must be got first."""
 
     name: str
@@ -149,7 +149,7 @@ KNOWN: dict[str, Known] = {
         classes=10,
         places=_places(formats.npz, "eurosat.npz")
         + _places(
-            formats.images,
+            image_folders.images,
             "eurosat/EuroSAT_RGB",
             "EuroSAT_RGB",
             "eurosat/2750",
@@ -166,7 +166,7 @@ KNOWN: dict[str, Known] = {
         images="9,991 of 227x227x3",
         classes=7,
         places=_places(formats.npz, "pacs.npz")
-        + _places(formats.images, "pacs/kfold", "PACS/kfold", "pacs", "PACS")
+        + _places(image_folders.images, "pacs/kfold", "PACS/kfold", "pacs", "PACS")
         + (Place("pacs64.npz", formats.npz, "PACS reduced to 64x64 pixels"),),
         preprocess=_grey(0.5, 0.5),
         how="download it by hand from https://dali-dl.github.io/project_iccv2017.html and make the folders "
@@ -178,7 +178,7 @@ KNOWN: dict[str, Known] = {
         images="15,588 of many sizes, RGB",
         classes=65,
         places=_places(formats.npz, "office-home.npz")
-        + _places(formats.images, "office-home", "OfficeHomeDataset_10072016", "OfficeHome"),
+        + _places(image_folders.images, "office-home", "OfficeHomeDataset_10072016", "OfficeHome"),
         preprocess=_grey(0.5, 0.5),
         how="download it by hand from https://www.hemanthdv.org/officeHomeDataset.html and make the folders "
         "office-home/DOMAIN/CLASS/*.jpg with the domains Art, Clipart, Product, Real World",
@@ -186,7 +186,7 @@ KNOWN: dict[str, Known] = {
 }
 
 # Sets of the user's own, given by a path.
-GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": formats.npz, "folder": formats.images}
+GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": formats.npz, "folder": image_folders.images}
 
 
 PYTHON = "python:"
@@ -199,14 +199,14 @@ def data_folder(data_dir: PathLike | None = None) -> Path:
     return local_path(chosen, "data_dir")
 
 
-def catalogue(data_dir: PathLike | None = None) -> list[Entry]:
+def catalogue(data_dir: PathLike | None = None) -> list[CatalogueEntry]:
     """The known sets, and where each was found."""
     folder = data_folder(data_dir)
     entries = []
     for name, known in KNOWN.items():
         place = _place(known, folder)
         found = folder / place.path if place else None
-        entries.append(Entry(name, known.about, known.images, known.classes, found, known.how))
+        entries.append(CatalogueEntry(name, known.about, known.images, known.classes, found, known.how))
     return entries
 
 
@@ -267,7 +267,7 @@ def _holds(place: Place, path: Path) -> bool:
     """Whether a set is there, rather than an empty folder or a download that has not ended."""
     if place.read is formats.idx:
         return any((path / f"train-images-idx3-ubyte{end}").is_file() for end in ("", ".gz"))
-    if place.read is formats.images:
+    if place.read is image_folders.images:
         return path.is_dir() and any(sub.is_dir() and sub.name[0] != "." for sub in path.iterdir())
     return path.exists()
 
@@ -276,8 +276,8 @@ def _read(
     name: str, read: Callable[[Path], Arrays], path: Path, image_size: int | None, mask: str | None
 ) -> Arrays:
     # Images are resized one by one as they are read, so that the originals are never in memory together.
-    if read is formats.images:
-        return formats.images(path, image_size, mask)
+    if read is image_folders.images:
+        return image_folders.images(path, image_size, mask)
     if read is formats.npz:
         return formats.npz(path, mask)
     if mask is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut, dealt_by
+from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut, dealing_seed
 from mutua.data.samples import Samples, settled
 from mutua.data.transforms import rotate
 from mutua.errors import InputError
@@ -49,7 +49,7 @@ class ClientData:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class DealtSamples:
     """All clients' samples, the common test set, and what a reader should know about them."""
 
     clients: list[ClientData]
@@ -68,7 +68,7 @@ def draw(y: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
     return cut(y, apportion(n, np.bincount(y), rng)[None], rng)[0]
 
 
-def like(counts: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal_like(counts: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Samples dealt class by class in proportion to `counts` (clients × classes); unheld classes left out.
 
     What does not divide goes to those who are furthest behind over the classes so far: a client that
@@ -89,7 +89,7 @@ def stratified(y: np.ndarray, fractions: Sequence[float], rng: np.random.Generat
     if rest < -1e-9 or min(fractions) < 0:
         raise InputError(f"fractions: {list(fractions)}; give numbers of at least 0 that sum to at most 1")
     table = np.repeat([[*fractions, max(rest, 0.0)]], y.max(initial=0) + 1, axis=0).T
-    return like(table, y, rng)[:-1]
+    return deal_like(table, y, rng)[:-1]
 
 
 def split_and_deal(
@@ -102,7 +102,7 @@ def split_and_deal(
     samples_per_client: int | None = None,
     test_samples: int | None = None,
     seed: int,
-) -> Dealt:
+) -> DealtSamples:
     """Draw, split, then deal: train by the partition, val and test by each client's own training mix.
 
     A `val` or `test` that is given is dealt as it is; the others are split off `train`. Where the partition has a
@@ -111,7 +111,7 @@ def split_and_deal(
     Samples that are opted out follow afterwards, to whom the mix of the others sends them: they change nothing
     about the others, nor the common test set.
     """
-    seed = dealt_by(partition, seed)
+    seed = dealing_seed(partition, seed)
     given = test is not None
     parts = {"train": train, "val": val, "test": test}
     hidden: dict[str, Samples] = {}
@@ -195,7 +195,7 @@ def split_and_deal(
                     f"partition.kind: domains, but '{name}' has no training sample; "
                     "leave that domain out or give more samples"
                 )
-    return Dealt(clients, common, [*_notes(deal, split, clients, undealt), *lost], given)
+    return DealtSamples(clients, common, [*_notes(deal, split, clients, undealt), *lost], given)
 
 
 def _labels(samples: Samples) -> np.ndarray:
@@ -269,7 +269,7 @@ def _follow(
     # Training samples left over stand as one more client, whose share of val and test nobody gets.
     left_over = np.setdiff1d(np.arange(len(y)), np.concatenate(deal.parts))
     counts = np.stack([np.bincount(y[part], minlength=C) for part in [*deal.parts, left_over]])
-    return like(counts, _labels(held), rng)[:-1]
+    return deal_like(counts, _labels(held), rng)[:-1]
 
 
 def _seen(samples: Samples, deal: Deal, k: int) -> Samples:

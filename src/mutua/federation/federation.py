@@ -13,8 +13,8 @@ import torch
 from mutua.data.partitions import Partition
 from mutua.data.public import Public, carve
 from mutua.data.public import dealt as shared_out
-from mutua.data.samples import Layout, Preprocess, Samples, together, undeclared
-from mutua.data.splits import ClientData, Dealt, Split, split_and_deal
+from mutua.data.samples import Layout, Preprocess, Samples, concatenate, undeclared
+from mutua.data.splits import ClientData, DealtSamples, Split, split_and_deal
 from mutua.errors import InputError
 from mutua.federation.client import Client
 from mutua.models import Architecture
@@ -278,7 +278,7 @@ class Federation:
         return replace(self, clients=tuple(clients), public=Public(parts, labelled))
 
     @classmethod
-    def of(cls, dealt: Dealt, models: Any, global_model: Any) -> Federation:
+    def of(cls, dealt: DealtSamples, models: Any, global_model: Any) -> Federation:
         """A federation of dealt data.
 
         A common test set that came with the data is nobody's, and the observer's; else it is made of the clients'.
@@ -286,7 +286,7 @@ class Federation:
         made = cls.of_clients(dealt.clients, models, global_model, tuple(dealt.notes), test=dealt.test)
         if dealt.given_test or all(client.takes_part for client in made.clients):
             return made
-        return replace(made, test=together([client.opted_in_of("test") for client in made.clients]))
+        return replace(made, test=concatenate([client.opted_in_of("test") for client in made.clients]))
 
     @classmethod
     def of_clients(
@@ -307,7 +307,7 @@ class Federation:
         made = cls(members, shared, test, notes)
         alike = len({client.train.x.shape[1:] for client in members}) == 1
         if test is None and not made.partial and alike:
-            made = replace(made, test=together([client.opted_in_of("test") for client in made.clients]))
+            made = replace(made, test=concatenate([client.opted_in_of("test") for client in made.clients]))
         return made
 
     def others(self, client_id: str) -> dict[str, Samples] | None:
@@ -322,8 +322,8 @@ class Federation:
         if not others or not alike or own.domain is None:
             return None
         return {
-            "val": together([c.opted_in_of("val") for c in others]),
-            "test": together([c.opted_in_of("test") for c in others]),
+            "val": concatenate([c.opted_in_of("val") for c in others]),
+            "test": concatenate([c.opted_in_of("test") for c in others]),
         }
 
     def drawable(self, needs_global: bool) -> list[str]:
@@ -339,13 +339,15 @@ class Federation:
         clients = [client.relabelled(self.classes) for client in self._in_order]
         model = self.global_model or clients[0].model
         model = model.model_copy(update={"share": "all"})
-        train, val, test = (together([getattr(c, split) for c in clients]) for split in ("train", "val", "test"))
+        train, val, test = (
+            concatenate([getattr(c, split) for c in clients]) for split in ("train", "val", "test")
+        )
         if self.public is not None and self.public.labelled:
             known = replace(
                 self.public, parts={o: p.relabelled(self.classes) for o, p in self.public.parts.items()}
             )
             known.fits("pooled", train)
-            train = together([train, known.whole])
+            train = concatenate([train, known.whole])
         common = test if self.test is None else self.test.relabelled(self.classes)
         return Federation((Client("pooled", train, val, common, model),), model, common, self.notes)
 

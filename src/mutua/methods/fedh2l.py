@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mutua.data.samples import Samples, together
+from mutua.data.samples import Samples, concatenate
 from mutua.errors import InputError, Refused
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Shares
@@ -134,7 +134,7 @@ class FedH2L(Method):
         """Local steps; g_loc is the sum of their gradients, each taken before its step (option: last − first)."""
         samples = client.train
         if self.local_data == "private+public":
-            samples = together([samples, client.public.whole])
+            samples = concatenate([samples, client.public.whole])
 
         def step(batch: Batch) -> Tensor:
             gradient = trainer.gradient(self.objective(trainer.models, batch, trainer.numbers))

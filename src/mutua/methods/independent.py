@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import nn
 
-from mutua.data.samples import Samples, together
+from mutua.data.samples import Samples, concatenate
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
 from mutua.learning.early_stopping import EarlyStopping
@@ -97,4 +97,4 @@ class Aggregated(Independent):
 
     def samples(self, client: Participant) -> Samples:
         """Private and public samples together."""
-        return together([client.train, client.public.whole])
+        return concatenate([client.train, client.public.whole])

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mutua.data.partitions import IID, Partition, dealt_by
+from mutua.data.partitions import IID, Partition, dealing_seed
 from mutua.data.sources import Source, load
-from mutua.data.splits import ClientData, Dealt, split_and_deal
+from mutua.data.splits import ClientData, DealtSamples, split_and_deal
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.recipe.clients import ClientEntry, Data, Models
@@ -38,7 +38,7 @@ def make_federation(
         sources = [source]
     if public is None:
         return federation
-    seed = dealt_by(partition, seed)
+    seed = dealing_seed(partition, seed)
     if all(source.lists for source in sources):
         # FedH2L's PACS: a share of the listed test images, and all listed training images stay private.
         return with_public_set(federation, public, seed, split="test")
@@ -50,7 +50,7 @@ def _of_data(
     data: Data, partition: Partition, models: Models, opt_out: OptOut | None, seed: int, data_dir: PathLike | None
 ) -> tuple[Federation, Source]:
     """One source, dealt to clients by the partition."""
-    seed = dealt_by(partition, seed)
+    seed = dealing_seed(partition, seed)
     source = _load(data, data_dir, opt_out)
     dealt = _deal(source, data, partition, seed)
     if opt_out is not None:
@@ -99,7 +99,7 @@ def _load(data: Data, data_dir: PathLike | None, opt_out: OptOut | None, at: str
 
 def _deal(
     source: Source, data: Data, partition: Partition, seed: int, at: str = "data", *, alone: bool = False
-) -> Dealt:
+) -> DealtSamples:
     """The samples, split and dealt; `alone`: others have data too, so that all of this may be opted out."""
     train, val, test = source.train, None, source.test
     if source.lists is not None:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from mutua.data.samples import together
+from mutua.data.samples import concatenate
 from mutua.data.splits import ClientData
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream
@@ -66,6 +66,6 @@ def _censored(client: ClientData, censor: str) -> ClientData:
     shown = import_object(censor, "opt_out.censor")(secret.x.clone())
     if not isinstance(shown, Tensor) or (shown.shape, shown.dtype) != (secret.x.shape, secret.x.dtype):
         raise InputError(f"opt_out.censor: '{censor}' must give a tensor of the shape and type it was given")
-    train = together([client.train, replace(secret, x=shown)])
+    train = concatenate([client.train, replace(secret, x=shown)])
     marks = torch.cat([opted_out, torch.zeros(len(secret), dtype=torch.bool)])
     return replace(client, train=train).opted_out(marks)

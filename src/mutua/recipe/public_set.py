@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from mutua.data import formats
 from mutua.data.public import Public, dealt
-from mutua.data.samples import Samples, fitting, together
+from mutua.data.samples import Samples, concatenate, fitting
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.support.configuration import Spec
@@ -49,7 +49,7 @@ def with_public_set(
     )
     if split == "train" or federation.test is None:
         return federation
-    return replace(federation, test=together([client.test for client in federation.clients]))
+    return replace(federation, test=concatenate([client.test for client in federation.clients]))
 
 
 def _read(path: Path, labelled: bool, federation: Federation, seed: int) -> Public:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mutua.errors import InputError, line
 from mutua.reports.console import show_notes
-from mutua.rounds.loop import Callback, Event, Finished, RoundEnded, Started, Stopped
+from mutua.rounds.events import Callback, Event, Finished, RoundEnded, Started, Stopped
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.importing import import_object
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mutua.data.samples import Samples, together
+from mutua.data.samples import Samples, concatenate
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.learning.evaluation import probabilities
@@ -54,7 +54,7 @@ def feature_picture(runs: Mapping[str, tuple[Run, Federation]]) -> Picture:
             continue
         model = run.overview.folder.client(client.id).predictor().model
         parts = [c.relabelled(first.classes).test for c in federation.clients]
-        held = _some(together(parts), MOST_POINTS)
+        held = _some(concatenate(parts), MOST_POINTS)
         panels.append(ScatterPanel(label, pca(features(model, held)), held.y.numpy()))
     if not panels:
         raise InputError(f"no run has a model of {client.id}")
@@ -68,7 +68,7 @@ def data_picture(name: str, title: str, federation: Federation) -> Picture:
     project = _umap()
     clients = [client.relabelled(federation.classes) for client in federation.clients]
     held = [_some(client.train, max(MOST_POINTS // len(clients), 1)) for client in clients]
-    whole = together(held)
+    whole = concatenate(held)
     x = whole.preprocess(whole.x).flatten(1).numpy()
     at, y = project(x), whole.y.numpy()
     ends = np.cumsum([len(samples) for samples in held])

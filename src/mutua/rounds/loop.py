@@ -12,136 +12,37 @@ from dataclasses import dataclass, field, replace
 from mutua.engines.protocol import TOO_LONG, Engine, Evaluation
 from mutua.engines.work import Briefs, Replies, Reply
 from mutua.errors import Fault, Refused, RunError, line
-from mutua.federation.federation import Federation
-from mutua.federation.ledger import Entry, Ledger, may_leave
+from mutua.federation.ledger import Ledger, may_leave
 from mutua.federation.message import Message
-from mutua.federation.store import State, Store
 from mutua.federation.topology import Topology
-from mutua.methods.base import Job, Server
+from mutua.methods.base import Server
 from mutua.methods.checks import check_message, on_server
-from mutua.rounds.guard import Merger, NotFinite, can_be_undone, finished, unfinished
-from mutua.rounds.history import History, Row
-from mutua.rounds.participation import Outcome, Participation, Turn
+from mutua.rounds.events import (
+    Callback,
+    Event,
+    Finished,
+    Reached,
+    Rejected,
+    Retried,
+    RoundEnded,
+    RoundStarted,
+    Started,
+    Stopped,
+    Trained,
+)
+from mutua.rounds.guard import Merger, NotFinite, can_be_undone, finished
+from mutua.rounds.history import History
+from mutua.rounds.participation import Outcome, Participation
 from mutua.rounds.preparation import Prepared
+from mutua.rounds.state import RunState
 from mutua.support import signals
 from mutua.support.profiling import timed
 from mutua.support.row_log import LogPrefix
-from mutua.support.text import several
-
-Exchange = Callable[[int, Briefs], Replies]
 
 TOLD = 10
 """So many refusals stand in the error that a run stops with."""
 LIMIT = 4 * 2**30
 """Where the method does not say, no reply may be longer, in bytes."""
-
-
-@dataclass(frozen=True, repr=False)
-class RunState:
-    """Where a run stands: all that it needs to go on to the same bytes."""
-
-    round: int = -1
-    """The last whole one; 0 is the clients' start, one more than the plan's their finish."""
-    server: State = field(default_factory=dict)
-    stores: Mapping[str, Store] = field(default_factory=dict)
-    """As they are now: where a round was broken off, some clients have done its work already."""
-    history: Sequence[Row] = ()
-    ledger: Sequence[Entry] = ()
-    seconds: float = 0.0
-    participation: Sequence[Turn] = ()
-    validation: float | None = None
-    """Mean accuracy of the clients' predictors on validation data, where this round was evaluated.
-
-    Where samples are opted out: of the global, on opted-in ones.
-    """
-
-    def unfinished(self, rounds: int) -> RunState:
-        """The same before the clients' last work after so many rounds, but for the rows that came of that."""
-        stores = {client: store.upto(rounds) for client, store in self.stores.items()}
-        known = self.validation if self.round < rounds else None
-        return replace(
-            self, round=min(self.round, rounds), server=unfinished(self.server), stores=stores, validation=known
-        )
-
-    def __repr__(self) -> str:
-        return f"RunState(after round {self.round}, {several(len(self.stores), 'client')}, {self.seconds:.1f} s)"
-
-
-@dataclass(frozen=True)
-class Started:
-    """The run begins, or goes on."""
-
-    job: Job = field(repr=False)
-    federation: Federation = field(repr=False)
-
-
-@dataclass(frozen=True)
-class RoundStarted:
-    """These clients were drawn."""
-
-    round: int
-    clients: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A client's work of a round is done."""
-
-    round: int
-    client: str
-    reply: Reply
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A client is left out: its reply was refused or did not come, or its last work or evaluation failed."""
-
-    round: int
-    client: str
-    reason: str
-    trace: str = ""
-    """The traceback of what the client's side raised."""
-
-
-@dataclass(frozen=True)
-class Retried:
-    """The machine failed in a client's work and did it again, to the same bytes."""
-
-    round: int
-    client: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class RoundEnded:
-    """The round is merged and, where due, evaluated: everything that is known so far."""
-
-    round: int
-    history: History
-    ledger: Ledger
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A round is whole: the run could go on from here."""
-
-    standing: RunState
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The run is broken off: it can go on from here."""
-
-    standing: RunState
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The run is over."""
-
-
-Event = Started | RoundStarted | Trained | Rejected | Retried | RoundEnded | Reached | Stopped | Finished
-Callback = Callable[[Event], None]
 
 
 @dataclass

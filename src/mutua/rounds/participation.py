@@ -29,7 +29,7 @@ REASONS = 10
 """So many different reasons of a client are told apart in a summary."""
 
 
-class Turn(NamedTuple):
+class ParticipationRow(NamedTuple):
     """One row: what came of one client in one round, and why where it went wrong."""
 
     round: int
@@ -74,10 +74,10 @@ class Attendance:
         return {"asked": self.asked, "answered": self.answered, **told}
 
 
-class Participation(Log[Turn]):
+class Participation(Log[ParticipationRow]):
     """A row for every client and round in which it was asked; what they come to by client and by round."""
 
-    kind: ClassVar[type[Turn]] = Turn
+    kind: ClassVar[type[ParticipationRow]] = ParticipationRow
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,9 +95,9 @@ class Participation(Log[Turn]):
 
     def add(self, round: int, client: str, outcome: Outcome, reason: str = "") -> None:
         """Enter what came of a client in a round."""
-        self._append(Turn(round, client, outcome, reason))
+        self._append(ParticipationRow(round, client, outcome, reason))
 
-    def _append(self, row: Turn) -> None:
+    def _append(self, row: ParticipationRow) -> None:
         super()._append(row)
         round, client, outcome, reason = row
         mine = self.clients.setdefault(client, Attendance())

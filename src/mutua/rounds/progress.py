@@ -11,8 +11,8 @@ from rich.errors import LiveError
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from mutua import errors
+from mutua.rounds.events import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
 from mutua.rounds.history import History
-from mutua.rounds.loop import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
 from mutua.support.text import percent, printable, several, size
 
 err = Console(markup=False, emoji=False, highlight=False, stderr=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.recipe.recipe import Recipe
-from mutua.rounds.loop import Callback
+from mutua.rounds.events import Callback
 from mutua.rounds.preparation import Prepared, prepare
 from mutua.runs.inputs import HashProgress
 from mutua.runs.recording import Recorder

@@ -24,7 +24,7 @@ from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History, Row
-from mutua.rounds.participation import OUTCOMES, Participation, Turn
+from mutua.rounds.participation import OUTCOMES, Participation, ParticipationRow
 from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.inputs import Inputs, recipe_of
 from mutua.runs.saved_models import SavedModel, StoredJson, read_json
@@ -62,7 +62,7 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         self._history = GrowingTable(self.path / "history.csv", Row._fields, _row)
         self._ledger = GrowingTable(self.path / "ledger.csv", Entry._fields, _entry)
-        self._participation = GrowingTable(self.path / "participation.csv", Turn._fields, _turn)
+        self._participation = GrowingTable(self.path / "participation.csv", ParticipationRow._fields, _turn)
 
     @classmethod
     def open(cls, path: PathLike) -> RunFolder:
@@ -85,7 +85,7 @@ class RunFolder:
         return (self.path / "run.json").is_file()
 
     @property
-    def tables(self) -> tuple[GrowingTable[Row], GrowingTable[Entry], GrowingTable[Turn]]:
+    def tables(self) -> tuple[GrowingTable[Row], GrowingTable[Entry], GrowingTable[ParticipationRow]]:
         """The files that grow by rows: history, ledger and participation."""
         return self._history, self._ledger, self._participation
 
@@ -211,7 +211,7 @@ def _entry(
     return Entry(_round(round), client, way, kind, name, int(arrays), int(values), int(size))
 
 
-def _turn(round: str, client: str, outcome: str, reason: str) -> Turn:
+def _turn(round: str, client: str, outcome: str, reason: str) -> ParticipationRow:
     if outcome not in OUTCOMES:
         raise ValueError(f"'{outcome[:20]}' is no outcome")
-    return Turn(_round(round), client, outcome, reason)
+    return ParticipationRow(_round(round), client, outcome, reason)

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 from torch import Tensor
 
-from mutua.data import formats, sources
+from mutua.data import formats, image_folders, sources
 from mutua.data.samples import Samples, fitting
 from mutua.errors import InputError
 from mutua.runs.predictor import expect
@@ -70,8 +70,8 @@ def _read(
 ) -> tuple[Samples, list[str] | None, list[str]]:
     """Samples, the names of their labels if they have any, and their own names: of files, or numbers."""
     if path.is_dir():
-        names = [str(file.relative_to(path)) for file in formats.image_files(path)]
-        if (plain := formats.plain_images(path, image_size)) is not None:
+        names = [str(file.relative_to(path)) for file in image_folders.image_files(path)]
+        if (plain := image_folders.plain_images(path, image_size)) is not None:
             read = fitting(plain.shape, wanted)
             return Samples.of(plain, np.zeros(len(plain)), name=str(path), **read), None, names
         samples = sources.load("folder", path=path, image_size=image_size, fits=wanted).train

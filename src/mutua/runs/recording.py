@@ -26,20 +26,20 @@ from mutua.federation.ledger import Entry
 from mutua.methods import base
 from mutua.methods.base import Job
 from mutua.recipe.recipe import Recipe
-from mutua.rounds.history import Row
-from mutua.rounds.loop import (
+from mutua.rounds.events import (
     Event,
     Reached,
     Rejected,
     Retried,
     RoundEnded,
     RoundStarted,
-    RunState,
     Started,
     Stopped,
     Trained,
 )
-from mutua.rounds.participation import Turn
+from mutua.rounds.history import Row
+from mutua.rounds.participation import ParticipationRow
+from mutua.rounds.state import RunState
 from mutua.runs.checkpoints import Manifest, TableEnds, checkpoint_due
 from mutua.runs.folder import RunFolder, RunRecord
 from mutua.runs.inputs import HashProgress, Inputs, hash_inputs
@@ -185,7 +185,9 @@ class Recorder:
     def _grow(self, standing: RunState) -> None:
         self.extend(standing.history, standing.ledger, standing.participation)
 
-    def extend(self, history: Sequence[Row], ledger: Sequence[Entry], participation: Sequence[Turn]) -> None:
+    def extend(
+        self, history: Sequence[Row], ledger: Sequence[Entry], participation: Sequence[ParticipationRow]
+    ) -> None:
         """Given all rows, write those that are not in the files yet."""
         logs: tuple[Sequence[Any], ...] = history, ledger, participation
         tables: tuple[GrowingTable[Any], ...] = self.folder.tables
@@ -291,7 +293,11 @@ def _command() -> str | None:
 
 def _not_begun(path: Path) -> bool:
     """Whether a run that was killed before it had written its recipe may have left this file."""
-    headers = {"history.csv": Row._fields, "ledger.csv": Entry._fields, "participation.csv": Turn._fields}
+    headers = {
+        "history.csv": Row._fields,
+        "ledger.csv": Entry._fields,
+        "participation.csv": ParticipationRow._fields,
+    }
     try:
         if path.name == "lock":
             return path.stat().st_size <= 20

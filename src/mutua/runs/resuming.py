@@ -12,9 +12,9 @@ from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History
-from mutua.rounds.loop import RunState
 from mutua.rounds.participation import Participation
 from mutua.rounds.preparation import lengthened
+from mutua.rounds.state import RunState
 from mutua.runs.checkpoints import DamagedCheckpoint, Manifest, TableEnds
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import HashProgress, changed_fields, first_changes

@@ -16,8 +16,10 @@ from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.federation.store import Store
 from mutua.methods.base import Method, method_of
-from mutua.rounds.loop import Callback, Rounds, RunState
+from mutua.rounds.events import Callback
+from mutua.rounds.loop import Rounds
 from mutua.rounds.preparation import Prepared, lengthened, prepare
+from mutua.rounds.state import RunState
 from mutua.runs.client_result import ClientResult
 from mutua.runs.result import Result
 from mutua.support.configuration import checked, whole_number

@@ -16,7 +16,7 @@ from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
-from mutua.rounds.loop import Callback
+from mutua.rounds.events import Callback
 from mutua.rounds.preparation import Prepared, prepare
 from mutua.rounds.progress import EndOfRun, ProgressBar, bars
 from mutua.runs.result import Result

@@ -19,7 +19,7 @@ from typing import Any
 
 from mutua import errors
 from mutua.errors import MutuaError, RunError
-from mutua.rounds.loop import Event, Rejected, Retried, RoundEnded, Started
+from mutua.rounds.events import Event, Rejected, Retried, RoundEnded, Started
 from mutua.rounds.preparation import prepare
 from mutua.rounds.progress import rejection_text, standing
 from mutua.runs.execute import execute

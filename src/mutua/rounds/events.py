@@ -1,0 +1,90 @@
+"""The events of a run, for callbacks: whatever is not the algorithm (progress, files, pages) listens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mutua.engines.work import Reply
+from mutua.federation.federation import Federation
+from mutua.federation.ledger import Ledger
+from mutua.methods.base import Job
+from mutua.rounds.history import History
+from mutua.rounds.state import RunState
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run begins, or goes on."""
+
+    job: Job = field(repr=False)
+    federation: Federation = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RoundStarted:
+    """These clients were drawn."""
+
+    round: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client's work of a round is done."""
+
+    round: int
+    client: str
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A client is left out: its reply was refused or did not come, or its last work or evaluation failed."""
+
+    round: int
+    client: str
+    reason: str
+    trace: str = ""
+    """The traceback of what the client's side raised."""
+
+
+@dataclass(frozen=True)
+class Retried:
+    """The machine failed in a client's work and did it again, to the same bytes."""
+
+    round: int
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """The round is merged and, where due, evaluated: everything that is known so far."""
+
+    round: int
+    history: History
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A round is whole: the run could go on from here."""
+
+    standing: RunState
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run is broken off: it can go on from here."""
+
+    standing: RunState
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is over."""
+
+
+Event = Started | RoundStarted | Trained | Rejected | Retried | RoundEnded | Reached | Stopped | Finished
+Callback = Callable[[Event], None]
