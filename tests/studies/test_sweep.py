@@ -428,4 +428,4 @@ def test_other_data_than_the_finished_runs_had_is_refused(command: Command) -> N
     np.savez("mine.npz", x=x, y=y)
     done = command(*words, "--seeds", "0,1,2")
     assert done.code == 2 and done.err.count("\n") == 1
-    assert "--out: x/fml-0 began otherwise: the " in done.err and "has changed; name another folder" in done.err
+    assert "--out: x/fml-0 had other inputs: the " in done.err and "has changed; name another folder" in done.err

@@ -57,8 +57,8 @@ def compare(
     """Run every method with every seed on the same data.
 
     `methods` are objects or names, such as [FML(alpha=0.3), "fedavg"]; a mapping gives them labels. `federation`
-    is a Federation (the same data for every seed), a function that makes one of a seed, or a Recipe, whose plan
-    holds too. Settings are those of `mutua.run`. All results stay in memory; `mutua compare` keeps them on disk.
+    is a Federation (the same data for every seed), a function that makes one from a seed, or a Recipe, whose plan
+    is used too. Settings are those of `mutua.run`. All results stay in memory; `mutua compare` keeps them on disk.
     """
     recipe = federation if isinstance(federation, Recipe) else None
     rivals = _contenders(methods, recipe)
@@ -145,7 +145,7 @@ class Comparison:
     runs: tuple[Compared, ...]
 
     def __getitem__(self, label: str) -> list[Result]:
-        """The results of a method, by seed as given."""
+        """The results of a method, in the order of the seeds."""
         known = list(self.summary)
         if label not in known:
             raise InputError(f"comparison: '{label}' is not in it; there are {', '.join(known)}")
@@ -198,7 +198,7 @@ class Comparison:
                 files.write(place / RESULTS, results_csv(["method"], runs))
                 write_comparison(files, place, self._summaries)
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)  # it was new: nobody else's files are in it
+            shutil.rmtree(place, ignore_errors=True)  # it was new, so only our files are in it
             raise
         return place
 
@@ -222,7 +222,7 @@ def _contenders(methods: Any, recipe: Recipe | None) -> list[Contender]:
 
 
 def _told_apart(rivals: list[Contender]) -> list[Contender]:
-    """Methods of one label are called by the options in which they differ: fml:alpha=0.3."""
+    """Methods with the same label are told apart by the options in which they differ: fml:alpha=0.3."""
     labels = [rival.label for rival in rivals]
     made = []
     for rival in rivals:

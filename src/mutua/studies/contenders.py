@@ -19,12 +19,12 @@ _OUTSIDE_BRACKETS = r"{}(?![^\[{{]*[\]}}])"
 
 @dataclass(frozen=True)
 class Contender:
-    """A method under the words by which it was named, such as "fedprox:mu=0.1"; a user's own by its own name."""
+    """A method and its label: as it was named, such as "fedprox:mu=0.1", or the name of a user's own class."""
 
     label: str
     method: Method
     text: str = ""
-    """As it was given."""
+    """As the user wrote it."""
 
     @staticmethod
     def of(text: str, recipe: Recipe | None) -> Contender:
@@ -56,7 +56,7 @@ def read_contenders(text: str, recipe: Recipe | None) -> list[Contender]:
     if not found:
         raise InputError("--methods: none given; name them as fml,fedavg,independent")
     labels = [c.label for c in found]
-    # A class of the user's own may have the name of a method that it is made of.
+    # A user's own class may have the name of the method that it extends.
     found = [c if labels.count(c.label) == 1 or not c.text else Contender(c.text, c.method) for c in found]
     labels = [c.label for c in found]
     if len(set(labels)) < len(labels):

@@ -18,8 +18,8 @@ from mutua.runs.folder import RunFolder
 from mutua.runs.result import Result
 from mutua.support.configuration import PathLike
 
-CURVES = ("global", "predictor", "global_own")
-"""What is measured at every evaluation, so that it can reach a value or settle."""
+_CURVES = ("global", "predictor", "global_own")
+"""What is measured at every evaluation, so that it can reach a value or settle down."""
 ABOUT = {
     "global": "the global on the common test set",
     "predictor": "the clients' predictors on their own test data, mean over clients",
@@ -33,20 +33,20 @@ ABOUT = {
     "rounds_to": "rounds until a curve first reaches x percent: rounds_to(80), rounds_to(80, predictor)",
     "bytes_to": "bytes that all clients sent until then: bytes_to(80), bytes_to(80, predictor)",
     "spread_last_20": "standard deviation over a curve's last 20 evaluations: spread_last_20(predictor)",
-    "bytes_up": "bytes that a client sends a round",
-    "bytes_down": "bytes that a client receives a round",
+    "bytes_up": "bytes that a client sends per round",
+    "bytes_down": "bytes that a client receives per round",
 }
-OF_CLIENTS = ("predictor", "global_own", "wdp", "cdp", "acc", "worst", "spread_clients", "better_off")
-"""Those that may name clients: acc(photo), predictor(c0 c1) is the mean of two."""
+_OF_CLIENTS = ("predictor", "global_own", "wdp", "cdp", "acc", "worst", "spread_clients", "better_off")
+"""Measures that may name clients: acc(photo), predictor(c0 c1) is the mean of two."""
 REACHING = ("rounds_to", "bytes_to")
 COUNTS = (*REACHING, "bytes_up", "bytes_down")
-"""Those that are counted; the others are fractions, printed as percent."""
-WAYS: tuple[Direction, ...] = ("up", "down")
-CALL = re.compile(r"^([a-z_0-9]+)(?:\((.*)\))?$")
+"""Measures that are counted; the others are fractions, printed as percent."""
+_WAYS: tuple[Direction, ...] = ("up", "down")
+_CALL = re.compile(r"^([a-z_0-9]+)(?:\((.*)\))?$")
 
 
 class Measure(NamedTuple):
-    """A measure with what stands in its brackets."""
+    """A measure and its arguments."""
 
     name: str
     x: float = 0.0
@@ -56,11 +56,11 @@ class Measure(NamedTuple):
     @staticmethod
     def of(text: object) -> Measure:
         """Read a measure as it is written, such as `acc`, `predictor(c0 c1)` or `rounds_to(80, predictor)`."""
-        found = CALL.match(text) if isinstance(text, str) else None
+        found = _CALL.match(text) if isinstance(text, str) else None
         if found is None or found[1] not in ABOUT:
             raise InputError(f"measure: {text!r} is not a measure; {suggest(str(text), list(ABOUT))}")
         name, given = found[1], (found[2] or "").replace(",", " ").split()
-        if name in OF_CLIENTS:
+        if name in _OF_CLIENTS:
             return Measure(name, clients=tuple(given))
         x = 0.0
         if name in REACHING:
@@ -69,8 +69,8 @@ class Measure(NamedTuple):
             if not 1 < x <= 100:
                 raise InputError(f"measure: {text!r} needs an accuracy in percent, such as {name}(80)")
         curve = given.pop(0) if given and name in (*REACHING, "spread_last_20") else "global"
-        if given or curve not in CURVES:
-            raise InputError(f"measure: {text!r}; {name} is {ABOUT[name]}; curves are {', '.join(CURVES)}")
+        if given or curve not in _CURVES:
+            raise InputError(f"measure: {text!r}; {name} is {ABOUT[name]}; curves are {', '.join(_CURVES)}")
         return Measure(name, x, curve)
 
     @property
@@ -93,7 +93,7 @@ class RunNumbers:
     @cached_property
     def _rows(self) -> tuple[History, Ledger]:
         history, ledger = RunFolder.open(self.path).rows()
-        for way, told in self.summary["bytes"].items():  # or a report would say that less was sent than was
+        for way, told in self.summary["bytes"].items():  # a report must not say that less was sent than was
             if (found := ledger.bytes(way)) != told:
                 raise InputError(
                     f"RUN: {self.path}: ledger.csv is damaged: {found} bytes {way}, {told} by run.json; "
@@ -125,12 +125,12 @@ class RunNumbers:
 
     @cached_property
     def untrained(self) -> set[str]:
-        """Clients that serve with a model that was never trained: out of all numbers over clients."""
+        """Clients that serve with a model that was never trained: left out of all numbers over clients."""
         return {client["id"] for client in self.summary["clients"] if not client.get("trained", True)}
 
     @cached_property
     def rows(self) -> list[tuple[str, str, str, str, float | None]]:
-        """Client, model, split, metric and value: each of the evaluation that the run selects; bytes in all.
+        """Client, model, split, metric and value, of the evaluation that the run selects; bytes of the whole run.
 
         `mean` is the mean over clients, `global` the global on the common test set.
         """
@@ -138,7 +138,7 @@ class RunNumbers:
         selected = partial(self.history.selected, self.summary["selection"])
         found: dict[tuple[str, str, str, str], float | None] = {key: selected(*key) for key in keys}
         for client in self.summary["clients"]:
-            for way in WAYS:
+            for way in _WAYS:
                 found[client["id"], "", "", f"bytes_{way}"] = self.ledger.bytes(way, client["id"])
         means: dict[tuple[str, str, str], list[float]] = {}
         for (client, *of), value in found.items():
@@ -155,7 +155,7 @@ class RunNumbers:
         return self.history.served_curve() if name == "predictor" else self.history.curve("global")
 
     def measure(self, asked: Measure, alone: RunNumbers | None = None) -> float | None:
-        """One number; None where the run has it not. `alone` is the same clients' run without a federation."""
+        """One number, None where the run does not have it; `alone` is the run of the same clients alone."""
         match asked.name:
             case "global":
                 return self.summary["global"]["accuracy"]  # type: ignore[no-any-return]
@@ -164,7 +164,7 @@ class RunNumbers:
                 return None if round is None else self._spent(asked, round)
             case "spread_last_20":
                 last = [value for round, value in self.curve(asked.curve) if round][-20:]
-                return stdev(last) if len(last) == 20 else None  # fewer would have the start in them
+                return stdev(last) if len(last) == 20 else None  # fewer would include the start
             case "bytes_up" | "bytes_down":
                 entries = [entry for entry in self.ledger if entry.direction == asked.name.removeprefix("bytes_")]
                 turns = {(entry.round, entry.client) for entry in entries}
@@ -187,7 +187,7 @@ class RunNumbers:
         return fmean(wanted.values())
 
     def whole(self, asked: Measure) -> float:
-        """What the whole run took, for a run that never reached what was asked."""
+        """What the whole run took, for a run that never reached the value."""
         return self._spent(asked, self.summary["rounds"])
 
     def _spent(self, asked: Measure, round: int) -> float:
@@ -198,7 +198,7 @@ class RunNumbers:
 
 @dataclass(frozen=True)
 class ResultNumbers(RunNumbers):
-    """The same of a result that is in memory."""
+    """The same for a result in memory."""
 
     result: Result | None = None
 
@@ -231,7 +231,7 @@ class ComparableRun(Protocol):
 
     @property
     def position(self) -> Mapping[str, str]:
-        """Its place in a grid: a label an axis."""
+        """Its place in a grid: one label per axis."""
 
     @property
     def dealt(self) -> object:
@@ -246,21 +246,21 @@ _Run = TypeVar("_Run", bound=ComparableRun)
 
 
 def training_length(rounds: Any, epochs: Any, steps: Any) -> str:
-    """Of all rounds together: what fewer but longer rounds leave as it is."""
+    """How long a client trains over all rounds: fewer but longer rounds are as long."""
     return f"{rounds * epochs} epochs" if epochs else f"{rounds * steps} steps"
 
 
 def alone_counterpart(run: _Run, runs: Iterable[_Run]) -> _Run | None:
-    """The same clients without each other: the run of `independent` that was dealt the same data and is as long.
+    """The run of `independent` with the same clients and data, and as long: what they reach without each other.
 
     Not one in which clients train only when they are drawn: that is less than what they could do alone. Of several
-    that of the nearest cell; none for a run that is no federation.
+    runs, that of the nearest cell; none for a run without a federation.
     """
     return _nearest(run, [other for other in runs if other.alone and other.length in (None, run.length)])
 
 
 def alone_of_other_length(run: _Run, runs: Sequence[_Run]) -> _Run | None:
-    """The run alone that a run is not compared with, since it is longer or shorter; None where one is as long."""
+    """The run of the same clients alone that is longer or shorter; None where one is as long and is compared."""
     return None if alone_counterpart(run, runs) else _nearest(run, [other for other in runs if other.alone])
 
 
@@ -272,7 +272,7 @@ def _nearest(run: _Run, runs: Iterable[_Run]) -> _Run | None:
 
 
 def not_compared(label: str, run: ComparableRun, rival: ComparableRun) -> str:
-    """Why a run has no number that is beside the same clients' alone."""
+    """Why a run is not compared with the same clients alone."""
     return (
         f"{label}: not compared with its clients alone, who train for {rival.length} instead of {run.length}; "
         "compare runs of the same length (mutua run --resume DIR --rounds N makes one longer)"

@@ -21,8 +21,8 @@ from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json, write_file
 
 _Values = Sequence[float | None]
-RECORD = "reproduction.json"
-HOW = "how"
+_RECORD = "reproduction.json"
+_HOW = "how"
 """The axis of an item of kind `newcomer`: what the newcomer does with one and the same run's global."""
 
 
@@ -71,11 +71,11 @@ class Reproduction:
         self._planned = {(tuple(run.cell.labels.items()), run.seed): run for run in self.sweep.runs}
 
     def _run(self, cell: Cell) -> tuple[tuple[str, str], ...]:
-        """The labels that make a run: all but what a newcomer does after it."""
-        return tuple((axis, label) for axis, label in cell.labels.items() if not (self._newcomer and axis == HOW))
+        """The labels that make a run: without what a newcomer does after it."""
+        return tuple((axis, label) for axis, label in cell.labels.items() if not (self._newcomer and axis == _HOW))
 
     def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: PathLike | None) -> Outcome:
-        """Run what is not finished, and write down what came of it."""
+        """Run what is not finished, and write the record."""
         with self.sweep.locked():
             self.sweep.check(data_dir, "grid")
             before, began = self._minutes(), time.monotonic()
@@ -83,14 +83,14 @@ class Reproduction:
                 return run_sweep(self.sweep, watch, workers=workers, data_dir=data_dir, minutes=minutes)
             finally:
                 took = before + (time.monotonic() - began) / 60
-                write_file(self.sweep.place / RECORD, to_json(self.record(took)) + "\n")
+                write_file(self.sweep.place / _RECORD, to_json(self.record(took)) + "\n")
 
     def _minutes(self) -> float:
         found = read_record(self.sweep.place)
         return 0.0 if found is None else float(found["minutes"])
 
     def record(self, minutes: float) -> dict[str, Any]:
-        """All that is to be known of the item."""
+        """Everything about the item, as its record holds it."""
         return {
             "item": self.name,
             "title": self.item.title,
@@ -115,12 +115,12 @@ class Reproduction:
     def values(self, labels: Labels, measure: str, whole: bool = False) -> dict[int, float | None]:
         """By seed, as printed, the mean over all cells that agree with the labels.
 
-        Seeds of which a run is missing are left out. `whole` is what the runs took in all.
+        Seeds with a missing run are left out. `whole` is what the runs took altogether.
         """
         asked, cells = Measure.of(measure), [cell for cell, _ in self.cells if cell.agrees(labels)]
         found: dict[int, float | None] = {}
         for seed in self.seeds:
-            runs = [(self._planned[self._run(cell), seed], cell.labels.get(HOW)) for cell in cells]
+            runs = [(self._planned[self._run(cell), seed], cell.labels.get(_HOW)) for cell in cells]
             if runs and all(run.finished for run, _ in runs):
                 mean = _mean([self._value(run, how, asked, whole) for run, how in runs])
                 found[seed] = None if mean is None else mean * asked.unit
@@ -136,7 +136,7 @@ class Reproduction:
 
     @cached_property
     def table(self) -> list[TableRow]:
-        """What the paper prints beside ours; then what claims measure in cells of which it prints nothing."""
+        """What the paper prints beside ours; then what claims measure in cells for which it prints nothing."""
         printed = [(v.cell, v.measure, v.value, v.spread) for v in self.item.published.values]
         told = {(frozenset(cell.items()), measure) for cell, measure, *_ in printed}
         claimed = dict.fromkeys(m for claim in self.item.claims for m in (claim.measure, claim.than_measure) if m)
@@ -176,7 +176,7 @@ class Reproduction:
         first, second = paired(a, b)
         ours = Spread.of(first), Spread.of(second)
         if Measure.of(claim.measure).name in REACHING:
-            # One that never got there took at least its whole length, which counts if the other one did.
+            # A run that never got there took at least its whole length, which counts if the other one got there.
             all_first, all_second = paired(self.values(*sides[0], whole=True), self.values(*sides[1], whole=True))
             first, second = _reached(first, second, all_first), _reached(second, first, all_second)
         second = [None if value is None else claim.times * value for value in second]
@@ -196,7 +196,7 @@ class Reproduction:
         )
 
     def _printed(self, labels: Labels, measure: str) -> float | None:
-        """What the paper prints of these cells, of those that run at this scale if any does: their mean."""
+        """The mean of what the paper prints for these cells, or for those of them that run at this scale."""
         values = self.item.published.values
         mine = [v for v in values if v.measure == measure and labels.items() <= v.cell.items()]
         run = [v for v in mine if self._name(v.cell) is not None]
@@ -209,16 +209,16 @@ def reproduction_folder(name: str, scale: Scale, out: PathLike) -> Path:
 
 
 def read_record(folder: PathLike) -> dict[str, Any] | None:
-    """What a reproduction has written down; None where there is none."""
+    """The record of a reproduction; None where there is none."""
     try:
-        found = safe_reading.from_json(safe_reading.read_text(local_path(folder, "--out") / RECORD))
+        found = safe_reading.from_json(safe_reading.read_text(local_path(folder, "--out") / _RECORD))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and {"seeds", "minutes"} <= found.keys() else None
 
 
 def recomputed_record(name: str, scale: Scale, out: PathLike) -> dict[str, Any] | None:
-    """What the runs that are there say of the item as it is now; None where there are none."""
+    """The record of the item as it is now, from the runs that are there; None where there are none."""
     found = read_record(reproduction_folder(name, scale, out))
     if found is None:
         return None

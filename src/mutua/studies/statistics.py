@@ -12,13 +12,13 @@ from typing import Literal
 BySeed = Mapping[int, float | None]
 """A number of each seed's run; None where the run has none."""
 Verdict = Literal["holds", "does not hold", "cannot tell"]
-LEVEL = 0.95
-Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+_LEVEL = 0.95
+_Z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation (n − 1); one value has no deviation, and a missing value leaves no mean."""
+    """Mean and standard deviation (n − 1): no deviation of one value, and no mean where a value is missing."""
 
     mean: float | None
     sd: float | None
@@ -63,31 +63,31 @@ class Difference(Spread):
         Where both are of the same samples, the interval is wider than it need be.
         """
         shares = [(share * n + 1) / (n + 2) for share in (a, b)]
-        half = Z * math.sqrt(sum(share * (1 - share) / (n + 2) for share in shares))
+        half = _Z * math.sqrt(sum(share * (1 - share) / (n + 2) for share in shares))
         middle = shares[0] - shares[1]
         return Difference(a - b, None, 1, middle - half, middle + half)
 
     def within(self, most: float) -> Difference:
-        """The same, its interval cut to ± `most`: two accuracies cannot differ by more than 1."""
+        """The same with its interval cut to ± `most`: two accuracies cannot differ by more than 1."""
         low, high = (None if end is None else min(most, max(-most, end)) for end in (self.low, self.high))
         return Difference(self.mean, self.sd, self.n, low, high)
 
     def shifted(self, by: float) -> Difference:
-        """The same difference, so much greater."""
+        """The same difference with `by` added."""
         mean, low, high = (None if value is None else value + by for value in (self.mean, self.low, self.high))
         return Difference(mean, self.sd, self.n, low, high)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it is above 0: the whole interval is, or none of it is, or one cannot tell."""
+        """Whether it is above 0: the whole interval is, none of it is, or one cannot tell."""
         if self.low is None or self.high is None:
             return "cannot tell"
         return "holds" if self.low > 0 else "does not hold" if self.high < 0 else "cannot tell"
 
 
 @cache
-def t_quantile(degrees: int, level: float = LEVEL) -> float:
-    """The t beyond which, on both sides, Student's distribution has 1 − level; found by bisection."""
+def t_quantile(degrees: int, level: float = _LEVEL) -> float:
+    """Student's two-sided quantile: outside ± t lies a probability of 1 − level; found by bisection."""
     low, high = 0.0, 1.0
     while _within(high, degrees) < level:
         low, high = high, 2 * high

@@ -50,7 +50,7 @@ class PlannedRun:
     recipe: Recipe
     path: Path
     newcomer: bool = False
-    """Whether the last client comes after the others have trained, and joins in every way there is."""
+    """Whether the last client joins after the others have trained, in every way there is."""
 
     @property
     def label(self) -> str:
@@ -64,24 +64,24 @@ class PlannedRun:
 
     @property
     def finished(self) -> bool:
-        """Whether it is over, newcomers and all."""
+        """Whether it is finished, its newcomers included."""
         joined = not self.newcomer or all((self.path / "newcomers" / how / "join.json").is_file() for how in HOWS)
         return (self.path / "run.json").is_file() and joined
 
     def joined(self, how: str) -> float | None:
-        """A newcomer's accuracy on its own test data: alone, or when it has joined in this way."""
+        """A newcomer's accuracy on its own test data: alone, or after it joined in this way."""
         found = read_joined(self.path / "newcomers" / (how if how in HOWS else HOWS[0]))
         return found.accuracy.get("predictor" if how in HOWS else "alone")
 
     def check_inputs(self, federation: Federation) -> None:
-        """Refuse what is not as it was when this run began: runs on other data cannot be compared with it."""
+        """Refuse inputs that have changed since this run began: its numbers would not be comparable."""
         was = RunFolder(self.path).made_of if self.path.is_dir() else None
         if was is None:
             return
         learned = without_last(federation)[0] if self.newcomer else federation
         if changes := was.changed(hash_inputs(self.recipe, learned)):
             raise InputError(
-                f"--out: {self.path} began otherwise: {first_changes(changes)}; name another folder for it"
+                f"--out: {self.path} had other inputs: {first_changes(changes)}; name another folder for it"
             )
 
     @property
@@ -126,7 +126,7 @@ class PlannedRun:
 
 
 class Sweep:
-    """A folder with a run a cell and seed; seeds are the outer loop, so that what is done is comparable."""
+    """A folder with one run per cell and seed; seeds are the outer loop, so that finished runs are comparable."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Sweep:
 
     @property
     def finished(self) -> list[PlannedRun]:
-        """The runs that are over."""
+        """The runs that are finished."""
         return [run for run in self.runs if run.finished]
 
     def numbers(self, run: PlannedRun) -> RunNumbers:
@@ -166,7 +166,7 @@ class Sweep:
                 raise InputError(f"--out: {run.path} is of another recipe; name another folder or remove it")
 
     def check(self, data_dir: PathLike | None, field: str) -> None:
-        """Refuse, before anything runs, what cannot; `field` is where the cells come from."""
+        """Refuse what cannot run, before anything does; `field` is where the cells come from."""
         self.check_recipes()
         if len(self.finished) == len(self.runs):
             return
@@ -188,10 +188,10 @@ class Sweep:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Have the folder, new or of the same sweep, alone; it goes again where nothing came into it."""
+        """Hold the lock of the folder, new or of the same sweep; at the end remove a folder that stayed empty."""
         refuse_links(self.place)
         held = [path.name for path in self.place.iterdir()] if self.place.is_dir() else ["nothing"]
-        # What a sweep leaves that was killed before it had written its first results.
+        # A sweep that was killed before its first results leaves these.
         begun = all(name == "lock" or name.endswith(ASIDE) for name in held)
         if not begun and not _marked(self.place / RESULTS):
             new_folder(self.place)
@@ -213,16 +213,16 @@ class Sweep:
             write_comparison(files, self.place, self.summaries())
 
     def summary(self) -> dict[str, Any]:
-        """By cell, mean and deviation over seeds and the differences to the first."""
+        """By cell, mean and deviation over seeds and the differences to the first cell."""
         return summarise(self.summaries())
 
     def summaries(self) -> list[tuple[str, dict[str, Any]]]:
-        """By cell's name, what every finished run says of itself, and what is known of its clients together."""
+        """Of every finished run the name of its cell, its own summary and its numbers over clients."""
         return run_summaries((run.cell.name, run, self.numbers(run)) for run in self.finished)
 
 
 def _marked(file: Path) -> bool:
-    """Whether it is a sweep's file of results, and not somebody's who calls it so too."""
+    """Whether it is a sweep's file of results, and not another file of that name."""
     with suppress(OSError, ValueError), file.open(encoding="utf-8") as lines:
         return lines.readline(2**16).rstrip("\n").endswith(",".join(COLUMNS))
     return False

@@ -198,7 +198,7 @@ class _Working:
     def begin(cls, run: PlannedRun, attempt: int, data_dir: PathLike | None, engine: str) -> _Working:
         context: Any = multiprocessing.get_context("fork" if can_fork() else "spawn")
         line, end = context.Pipe(duplex=False)
-        # A line that a worker holds open would not break when the one who listens is killed.
+        # A worker that keeps this end open would not see the pipe break when the sweep is killed.
         register_after_fork(line, Connection.close)
         process = context.Process(target=_work, args=(run, data_dir, engine, end), name=run.label)
         try:
@@ -208,44 +208,44 @@ class _Working:
             line.close()
             raise
         finally:
-            end.close()  # so that the line ends when the process does
+            end.close()  # so that the pipe ends when the process does
         return cls(run, process, line, attempt)
 
 
 def _work(run: PlannedRun, data_dir: PathLike | None, engine: str, line: Connection) -> None:
-    """In a process of its own: the run, from its beginning or from where it stands."""
-    # Ctrl-C reaches every process of a terminal, as its end does; the one that started this passes it on, once.
+    """The run in a process of its own, from its beginning or its checkpoint."""
+    # Ctrl-C and the end of a terminal reach all of its processes; the sweep passes the signal on, once.
     signals.ignore(except_for=signal.SIGTERM)
     signals.skip_announcement()
     use_one_thread()
-    teller = _Teller(run, line)
+    reporter = _Reporter(run, line)
     try:
         signals.unblock()
-        _run(run, data_dir, engine, teller)
-        # From the folder: a run that was stopped after its last round has no round to tell of.
+        _run(run, data_dir, engine, reporter)
+        # From the folder: a run that was stopped after its last round has no round to report.
         ended = "done", standing(RunNumbers(run.path).history)
     except KeyboardInterrupt:
         ended = "stopped", "stopped by SIGTERM"
     except MutuaError as error:
         stopped = isinstance(error.__context__, KeyboardInterrupt)
         if errors.tracebacks and not stopped:
-            teller.tell("said", "".join(traceback.format_exception(error)).rstrip())
+            reporter.tell("said", "".join(traceback.format_exception(error)).rstrip())
         ended = "stopped" if stopped else "failed", str(error).partition("; to go on:")[0]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nothing left to stop
     with suppress(KeyboardInterrupt):  # nobody watches any more
-        teller.tell(*ended)
+        reporter.tell(*ended)
 
 
-def _run(run: PlannedRun, data_dir: PathLike | None, engine: str, teller: _Teller) -> None:
+def _run(run: PlannedRun, data_dir: PathLike | None, engine: str, reporter: _Reporter) -> None:
     federation = run.recipe.federation(data_dir)
     prepared = prepare(run.recipe.method, federation, run.recipe.plan())
     for note in prepared.notes:
-        teller.tell("note", note)
+        reporter.tell("note", note)
     if run.newcomer:
         federation, newcomer = without_last(federation)
     if not (run.path / "run.json").is_file():
         ready = federation if run.newcomer else prepared
-        execute(run.recipe, ready, _recorder(run), engine=engine, workers=1, callbacks=[teller])
+        execute(run.recipe, ready, _recorder(run), engine=engine, workers=1, callbacks=[reporter])
     if run.newcomer:
         for how in HOWS:
             out = _cleared(run.path, how)
@@ -253,7 +253,7 @@ def _run(run: PlannedRun, data_dir: PathLike | None, engine: str, teller: _Telle
 
 
 def _cleared(run: Path, how: str) -> Path:
-    """A place for a newcomer, without what a killed one has left there."""
+    """A folder for a newcomer, without what a killed process left there."""
     folder = run / "newcomers" / how
     shutil.rmtree(folder, ignore_errors=True)
     return folder
@@ -261,14 +261,14 @@ def _cleared(run: Path, how: str) -> Path:
 
 def _recorder(run: PlannedRun) -> Recorder:
     if RunFolder.begun(run.path):
-        trust(*run.recipe.code)  # which is the user's own: a process that was not forked does not know it yet
+        trust(*run.recipe.code)  # the user's own: a process that was not forked does not know it yet
         return ResumedRecorder(run.path)
     return Recorder.create(run.recipe.name, run.seed, run.path)
 
 
 @dataclass
-class _Teller:
-    """A callback: tells the process that watches how far the run has come."""
+class _Reporter:
+    """A callback: tells the sweep how far the run is."""
 
     run: PlannedRun
     line: Connection

@@ -55,7 +55,7 @@ class Value(_Part):
 
 
 class Published(_Part):
-    """What the paper prints; no value where it only draws."""
+    """What the paper prints; no values where it only draws."""
 
     selection: str | None = None
     doubt: str | None = None
@@ -71,9 +71,9 @@ class Claim(_Part):
     than: _Labels | None = None
     than_measure: _Measure | None = None
     lower: bool = False
-    """Whether the lower value is the better one, as of rounds or bytes."""
+    """Whether the lower value is the better one, such such as of rounds or bytes."""
     times: float = Field(1.0, gt=0)
-    """How many times the other value it must exceed, as of bandwidth."""
+    """The factor by which it must exceed the other value, such as in bandwidth."""
     margin: float = 0.0
     """By how much it may be worse, in the printed unit: for claims that something does little harm."""
     control: bool = False
@@ -114,7 +114,7 @@ class Item(_Part):
 
     @classmethod
     def of(cls, tree: Mapping[str, Any], path: Path | None = None) -> Item:
-        """The item of a mapping such as YAML gives; `path` is where it was read, for complaints."""
+        """The item of a mapping such as YAML gives; `path` is where it was read, for error messages."""
         return checked(cls, tree, path)
 
     @classmethod
