@@ -252,7 +252,7 @@ def test_what_was_run_is_said(text: str) -> None:
     said = " ".join(page.text.split())
     for words in (
         "fml, fedavg, fedprox:mu=0.1 and independent were compared over seeds 0 and 1.",
-        "The 3 clients (c0, c1 and c2) learned from mnist5k (60 samples a client), dealt by shards",
+        "The 3 clients (c0, c1 and c2) learned from mnist5k (60 samples per client), dealt by shards",
         "Their own models: mlp; the global: mlp.",
         "With fedavg and fedprox:mu=0.1 every client serves with the global.",
         "3 rounds of 1 epoch, batches of 7, optimizer sgd (lr 0.1, momentum 0.9).",

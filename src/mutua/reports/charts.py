@@ -23,7 +23,7 @@ PANELS = 11
 
 @dataclass(frozen=True)
 class Line:
-    """A mean over seeds along x, and its standard deviation (0 with one seed); `flat` sends nothing."""
+    """A mean over seeds along x, and its standard deviation (0 with one seed); `flat` where nothing is sent."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -35,7 +35,7 @@ class Line:
     def of(
         seeds: Sequence[Mapping[int, float]], colour: str, at: Sequence[Mapping[int, float]] | None = None
     ) -> Line | None:
-        """The rounds that all seeds have; along rounds, or along the mean of `at` by round."""
+        """Over the rounds that all seeds have; x is the round, or the mean of `at` in that round."""
         rounds = sorted(set.intersection(*(set(seed) for seed in seeds))) if seeds else []
         if not rounds:
             return None
@@ -105,7 +105,7 @@ def _draw_lines(lines: Mapping[str, Line], along: str, figure: FigureBase) -> No
 
 @dataclass(frozen=True)
 class Bars:
-    """One bar a client, in one colour; None where it is not known."""
+    """One bar per client, in one colour; None where the value is not known."""
 
     values: Sequence[float | None]
     colour: str
@@ -113,7 +113,7 @@ class Bars:
 
 
 def client_picture(name: str, title: str, ids: list[str], bars: Mapping[str, Bars]) -> Picture:
-    """Each client's accuracies, one below the other."""
+    """Each client's accuracies, as bars one below the other."""
     told = (
         f"{ids[k]}: " + ", ".join(f"{of} {percent(mine.values[k])}" for of, mine in bars.items())
         for k in range(min(len(ids), 20))

@@ -1,4 +1,4 @@
-"""What a report is made of: sections with text, tables, pictures and code. How it is written is another matter."""
+"""What a report is made of: sections of text, tables, pictures and code, before it is written in any form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mutua.reports.tables import Table
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be shown as it is; `folded` away where that is possible."""
+    """Text to be shown as it is; where `folded` names it, it can be unfolded on a page."""
 
     text: str
     folded: str = ""

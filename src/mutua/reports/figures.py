@@ -1,4 +1,4 @@
-"""Pictures: their style, who holds which labels, and who gains from the federation."""
+"""Pictures: their style, counts by class, and the figure of the demo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-# Okabe and Ito's palette and three of Tol's, told apart by colour-blind eyes; one method, one colour, everywhere.
+# Okabe and Ito's palette and three of Tol's, for colour-blind readers too; a method has one colour everywhere.
 COLOURS = {
     "alone": "#999999",
     "independent": "#999999",
@@ -38,12 +38,12 @@ COLOURS = {
     "finetuned": "#999933",
 }
 PALETTE = tuple(dict.fromkeys(COLOURS.values()))
-LABELS = {"alone": "alone", "fedavg": "FedAvg (global model)", "fml": "FML (personal models)"}
+_LABELS = {"alone": "alone", "fedavg": "FedAvg (global model)", "fml": "FML (personal models)"}
 
 INK, FAINT = "#333333", "#DDDDDD"
-DPI = 160
+_DPI = 160
 WIDTH = 5.2
-"""Inches: a picture that can be read on a telephone and fits a column and a half of a paper."""
+"""Inches: can be read on a telephone and fits one and a half columns of a paper."""
 STYLE: Any = {"svg.hashsalt": "mutua", "svg.fonttype": "path", "pdf.fonttype": 42}
 # No version and no date in a file: the same picture is the same bytes.
 UNDATED: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ class Picture:
         """The picture alone."""
         from matplotlib.figure import Figure
 
-        made = Figure(self.size, dpi=DPI, layout="constrained")
+        made = Figure(self.size, dpi=_DPI, layout="constrained")
         self.draw(made)
         if title:
             made.axes[0].set_title(printable(title), loc="left", color=INK, fontsize=11, parse_math=False)
@@ -180,7 +180,7 @@ def _draw_counts(
 
     shown = range(0, K, -(-K // 50))
     axes.set_yticks(shown, [short_name(clients[k]) for k in shown], parse_math=False)  # a $ in a name is a $
-    named = range(0, C, -(-C // 200))  # of very many, some: they would be a black bar, and take minutes
+    named = range(0, C, -(-C // 200))  # of very many only some: all would be a black bar, and take minutes
     axes.set_xticks(named, [short_name(classes[c]) for c in named], parse_math=False)
     upright = max(map(len, classes)) * 0.085 > cell_width
     axes.tick_params("x", labelrotation=90 if upright else 0, labelsize=8 if cell_width > 0.2 else 6.5)
@@ -203,7 +203,7 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     methods = ["alone", "fedavg", "fml"]
     colour = method_colours([*methods, *curves])
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08, wspace=0.04)
-    figure = Figure((8.75, 3.75), dpi=DPI, layout=layout)
+    figure = Figure((8.75, 3.75), dpi=_DPI, layout=layout)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
 
     handles = {}
@@ -231,7 +231,7 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     for axes in (left, right):
         percent_axis(axes)
     left.tick_params("x", labelrotation=0 if len(rows) <= 6 else 90)
-    legend(figure, handles.values(), [LABELS.get(name, name) for name in handles])
+    legend(figure, handles.values(), [_LABELS.get(name, name) for name in handles])
     return figure
 
 
@@ -241,7 +241,7 @@ def short_name(name: str) -> str:
 
 
 def percent_axis(axes: Axes, of: Literal["x", "y"] = "y") -> None:
-    """Percentages along one axis, a faint grid across it, and nothing that says nothing."""
+    """Percentages along one axis, a faint grid across it, and no further lines."""
     getattr(axes, f"{of}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.grid(axis=of, color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
@@ -254,7 +254,7 @@ def percent_axis(axes: Axes, of: Literal["x", "y"] = "y") -> None:
 def legend(
     figure: FigureBase, handles: Iterable[Any], names: list[str], columns: int | None = None, markers: float = 1
 ) -> None:
-    """Names above the picture, as they are written."""
+    """Names above the picture, with $ and the like as they are."""
     made = figure.legend(
         handles,
         [short_name(name) for name in names],
@@ -270,7 +270,7 @@ def legend(
 
 
 def _write_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG, SVG or PDF, as the name says; beside and renamed, so that nobody ever sees half of it."""
+    """Write a PNG, SVG or PDF by the path's suffix: beside and renamed, so that nobody sees half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -291,5 +291,5 @@ def _render(figure: Figure, to: Path | io.BytesIO, kind: str) -> None:
             return
         held = io.BytesIO()
         figure.savefig(held, format=kind, metadata=UNDATED[kind])
-    data = printable(held.getvalue().decode()).encode()  # it has every text beside its shapes, as a comment
+    data = printable(held.getvalue().decode()).encode()  # an SVG repeats every text as a comment
     to.write(data) if isinstance(to, io.BytesIO) else to.write_bytes(data)

@@ -11,7 +11,7 @@ from mutua.reports.figures import INK, Picture
 from mutua.reports.tables import Table
 from mutua.support.text import markup
 
-STYLE = f"""
+_STYLE = f"""
 body {{ margin: 0; background: #fff; color: #1a1a1a; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
   "Helvetica Neue", Arial, sans-serif; }}
 main {{ max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; overflow-wrap: anywhere; }}
@@ -55,7 +55,7 @@ footer {{ margin-top: 3rem; font-size: .85rem; color: #444; }}
 """
 
 # The browser itself is told to load nothing.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def html_page(report: Report) -> str:
@@ -64,9 +64,9 @@ def html_page(report: Report) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{markup(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{markup(report.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{markup(report.title)}</h1>\n{_contents(report)}{sections}"
         f"<footer>Made by mutua {__version__} from the files of the runs alone.</footer>\n"
         "</main>\n</body>\n</html>\n"

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = 8.27, 11.69
-MARGIN = 0.8
-ROOM = PAGE[0] - 2 * MARGIN
-TITLE = 0.3
-EM = 0.6
-"""The width of a letter by the font's size, on average and a little more."""
+_MARGIN = 0.8
+_ROOM = PAGE[0] - 2 * _MARGIN
+_TITLE = 0.3
+_EM = 0.6
+"""The width of a letter relative to the font size: the average and a little more."""
 
 
 class _Pages:
@@ -33,20 +33,20 @@ class _Pages:
         """Begin a new page where the rest of this one is too small."""
         from matplotlib.figure import Figure
 
-        if not self.pages or self.at + height > PAGE[1] - MARGIN:
+        if not self.pages or self.at + height > PAGE[1] - _MARGIN:
             self.pages.append(Figure(PAGE, layout="constrained"))
-            self.at = MARGIN
+            self.at = _MARGIN
 
     def word(self, x: float, text: str, size: float, side: str = "left", **style: Any) -> None:
         """Text on the line where the page is at; `x` counts from the margin."""
-        place = (MARGIN + x) / PAGE[0], 1 - (self.at + size / 72) / PAGE[1]
+        place = (_MARGIN + x) / PAGE[0], 1 - (self.at + size / 72) / PAGE[1]
         written = self.pages[-1].text(*place, text, size=size, color=INK, ha=side, va="baseline", **style)
         written.set_parse_math(False)
         written.set_in_layout(False)
 
     def text(self, text: str, size: float = 9.5, **style: Any) -> None:
         """A paragraph."""
-        for line in _wrapped(text, int(ROOM * 72 / size / EM)):
+        for line in _wrapped(text, int(_ROOM * 72 / size / _EM)):
             self.need(size * 1.45 / 72)
             self.word(0, line, size, **style)
             self.at += size * 1.45 / 72
@@ -57,24 +57,24 @@ class _Pages:
 
         self.at += 0.02
         y = 1 - self.at / PAGE[1]
-        x = MARGIN / PAGE[0], (MARGIN + width) / PAGE[0]
+        x = _MARGIN / PAGE[0], (_MARGIN + width) / PAGE[0]
         rule = Line2D(x, (y, y), color=INK, linewidth=1.0 if strong else 0.5)
         rule.set_in_layout(False)
         self.pages[-1].add_artist(rule)
         self.at += 0.04
 
     def table(self, table: Table) -> None:
-        """A table; long text and headings are broken, and what is still too wide is written smaller."""
+        """A table; long text and headings are wrapped, and what is still too wide is written smaller."""
         cells = [[cell_text(cell) for cell in row] for row in (table.heads, *table.rows)]
         size, gap = 8.0, 2
         longest = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for i in range(len(table.left), len(longest)):  # of numbers only the heading may be broken
+        for i in range(len(table.left), len(longest)):  # only the headings of numbers may be wrapped
             longest[i] = max(min(len(cells[0][i]), 12), *(len(row[i]) for row in cells[1:]))
-        room = int(ROOM * 72 / size / EM) - gap * (len(longest) - 1)
+        room = int(_ROOM * 72 / size / _EM) - gap * (len(longest) - 1)
         for i in sorted(range(len(table.left)), key=lambda i: -longest[i]):
             longest[i] = max(min(longest[i], 14), longest[i] - max(0, sum(longest) - room))
         size = min(size, size * room / sum(longest))
-        letter, step = size * EM / 72, size * 1.5 / 72
+        letter, step = size * _EM / 72, size * 1.5 / 72
         ends, total = [], 0.0
         for width in longest:
             ends.append((total, total + width * letter))
@@ -105,14 +105,14 @@ class _Pages:
     def picture(self, picture: Picture) -> None:
         """A picture with its title above it, drawn in its own size or, where it is too large, in the page's."""
         width, height = _fitted(picture)
-        self.need(height + TITLE)
+        self.need(height + _TITLE)
         self.text(picture.title, 9, weight="bold")
         page = self.pages[-1]
         grid = page.add_gridspec(
             3,
             3,
             height_ratios=[self.at, height, PAGE[1] - self.at - height],
-            width_ratios=[MARGIN, width, PAGE[0] - MARGIN - width],
+            width_ratios=[_MARGIN, width, PAGE[0] - _MARGIN - width],
         )
         picture.draw(page.add_subfigure(grid[1, 1]))
         self.at += height
@@ -127,8 +127,8 @@ def pdf_file(report: Report) -> bytes:
     paper.text(report.title, 15, weight="bold")
     for section in report.sections:
         first = section.blocks[0]
-        # A heading stays with what it is the heading of.
-        paper.need(0.4 + (_fitted(first)[1] + TITLE if isinstance(first, Picture) else 0.8))
+        # A heading stays with what follows.
+        paper.need(0.4 + (_fitted(first)[1] + _TITLE if isinstance(first, Picture) else 0.8))
         paper.at += 0.2
         paper.text(section.title, 12, weight="bold")
         paper.at += 0.05
@@ -153,7 +153,7 @@ def pdf_file(report: Report) -> bytes:
 
 def _fitted(picture: Picture) -> tuple[float, float]:
     """Its width and height, but no more than a page's."""
-    return min(picture.size[0], ROOM), min(picture.size[1], PAGE[1] - 2 * MARGIN - 1)
+    return min(picture.size[0], _ROOM), min(picture.size[1], PAGE[1] - 2 * _MARGIN - 1)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

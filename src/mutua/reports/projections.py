@@ -30,7 +30,7 @@ def pca(x: np.ndarray) -> np.ndarray:
 
 
 def features(model: nn.Module, samples: Samples) -> np.ndarray:
-    """What goes into a model's head, a row a sample."""
+    """What goes into a model's head, one row per sample."""
     kept: list[Tensor] = []
 
     def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -94,7 +94,7 @@ def _umap() -> Any:
 
 
 def _some(samples: Samples, most: int) -> Samples:
-    """At most so many, evenly chosen."""
+    """At most so many samples, evenly chosen."""
     if len(samples) <= most:
         return samples
     return samples.take(np.linspace(0, len(samples) - 1, most).astype(int))

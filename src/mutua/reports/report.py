@@ -19,7 +19,7 @@ from mutua.support.configuration import PathLike
 
 
 def compose(study: Study, load_data: bool = False, data_dir: PathLike | None = None) -> Report:
-    """All that a folder tells; with `load_data` also what its data do."""
+    """The report on a study; with `load_data` also what its data show."""
     with damage_as_input_error(study.path):
         return _compose(study, load_data, data_dir)
 
@@ -58,7 +58,7 @@ def _compose(study: Study, load_data: bool, data_dir: PathLike | None) -> Report
 
 
 def _colours(study: Study) -> dict[str, str]:
-    """By label: a method's own colour for the first contender that is of it; other contenders take free ones."""
+    """By label: the first contender of a method has the method's own colour, others take free ones."""
     names: dict[str, str] = {}
     for label in study.labels:
         method = study.method(label)

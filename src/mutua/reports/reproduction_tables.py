@@ -1,4 +1,4 @@
-"""What people see of reproductions: tables in a terminal, and the page of all of them."""
+"""Reproductions as people see them: tables in a terminal, and a Markdown page of all items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mutua.studies.summaries import OVER_CLIENTS
 from mutua.support.configuration import PathLike
 from mutua.support.text import spread
 
-PAGE = """# Reproduction
+_PAGE = """# Reproduction
 
 Written by `mutua reproduce`; no number in it is typed by hand. Every item is a table, a figure or a claim in
 words of a paper, at scale *laptop*: the same structure with fewer rounds, samples or clients; what was cut is
@@ -28,7 +28,8 @@ the second. Each interval stands for itself: of forty claims without any effect 
 not hold, by chance. A *control* is no claim of the paper: it explains one. Accuracies are percentages. How to
 run any of it: [comparing.md](comparing.md#reproducing-papers).
 """
-CLIENTS = """Over clients, by their predictors' accuracy on own test data: the worst client, the standard deviation
+_CLIENTS = """\
+Over clients, by their predictors' accuracy on own test data: the worst client, the standard deviation
 over clients and, where an item trains them alone too, the share of clients that are better off than alone:
 """
 
@@ -101,10 +102,10 @@ def _digits(measure: str) -> str:
 
 
 def reproduction_page(out: PathLike) -> str:
-    """The page of all items as they are now, from the runs that are there."""
+    """A Markdown page of all items as they are now, from the runs that are there."""
     records = {name: _record(name, out) for name in item_names()}
     by_paper = dict.fromkeys(name.partition("/")[0] for name in records)
-    parts = [PAGE, _totals(records)]
+    parts = [_PAGE, _totals(records)]
     for paper in by_paper:
         mine = {name: record for name, record in records.items() if name.startswith(f"{paper}/")}
         parts += [f"## {paper}\n", _rows(mine), _cuts(mine), _clients(mine)]
@@ -114,7 +115,7 @@ def reproduction_page(out: PathLike) -> str:
 def _record(name: str, out: PathLike) -> dict[str, Any] | None:
     try:
         return recomputed_record(name, "laptop", out)
-    except InputError as error:  # runs of the item as it was are none of the item as it is
+    except InputError as error:  # its runs are of an older version of the item
         console.say(f"{name}: {error}", console.err)
         return None
 
@@ -182,4 +183,4 @@ def _clients(records: Mapping[str, dict[str, Any] | None]) -> str:
         for cell, of in (record["clients"].items() if record else ())
     ]
     head = ["| item | cell | worst client | spread | better off |", "|---|---|---|---|---|"]
-    return CLIENTS + "\n" + "\n".join(head + told) + "\n" if told else ""
+    return _CLIENTS + "\n" + "\n".join(head + told) + "\n" if told else ""

@@ -1,4 +1,4 @@
-"""What a report knows: the runs of a folder, as their files tell them. Nothing is trained."""
+"""What a report knows: the runs of a folder, from their files. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Run:
     command: str | None = None
     """What was typed to start it, where that is known."""
     newcomers: Mapping[str, JoinRecord] = field(default_factory=dict)
-    """By folder, what those left who came after training."""
+    """By folder, the clients that joined after training."""
     position: Mapping[str, str] = field(default_factory=dict)
     """Its labels by axis, where a grid was run."""
 
@@ -167,7 +167,7 @@ class Run:
         for file in sorted(self.path.glob("clients/*/confusion.json")):
             held = safe_reading.from_json(safe_reading.read_text(file))
             classes = list(map(str, held["classes"]))
-            if "confusion" in held:  # the whole matrix, as it was once written
+            if "confusion" in held:  # the whole matrix, as older versions wrote it
                 matrix = np.asarray(held["confusion"], int)
                 cells = np.column_stack([*matrix.nonzero(), matrix[matrix.nonzero()]])
             else:
@@ -202,7 +202,7 @@ class Run:
 
     @property
     def dealt(self) -> list[Any]:
-        """Which data its clients got."""
+        """Which data its clients have."""
         entries = [(entry["id"], entry["data"]) for entry in self.section("clients") or []]
         return [self.seed, self.section("data"), self.section("partition"), entries]
 
@@ -229,7 +229,7 @@ class Study:
         return list(dict.fromkeys(client for run in self.of(label) for client in run.clients))
 
     def client(self, label: str, client: str, model: str) -> Spread:
-        """A client's accuracy over seeds, by its predictor or by the global; nothing where it took no part."""
+        """A client's accuracy over seeds, by its predictor or by the global; empty where it took no part."""
         runs = self.of(label) if client in self.clients(label) else []
         return Spread.of([run.clients.get(client, {}).get(model) for run in runs])
 
@@ -243,7 +243,7 @@ class Study:
 
     @property
     def facets(self) -> dict[str, list[str]]:
-        """Labels that belong into one picture, by what they have in common on the axes beside the method's."""
+        """The labels of each picture, by what they have in common on the axes other than the method."""
         return facets({label: self.of(label)[0].position for label in self.labels})
 
     @property
@@ -255,8 +255,8 @@ class Study:
         """The run in which the same clients train alone."""
         return alone_counterpart(run, self.runs)
 
-    def alone_otherwise(self, label: str) -> tuple[Run, Run] | None:
-        """A run of this label, and that of its clients alone which is longer or shorter: they are not compared."""
+    def alone_of_other_length(self, label: str) -> tuple[Run, Run] | None:
+        """A run of this label and one of its clients alone that is longer or shorter: they are not compared."""
         pairs = ((run, alone_of_other_length(run, self.runs)) for run in self.of(label))
         return next(((run, rival) for run, rival in pairs if rival is not None), None)
 
@@ -267,7 +267,7 @@ class Study:
 
 @contextmanager
 def damage_as_input_error(path: Path) -> Iterator[None]:
-    """Around all that takes files to be what mutua writes: where they are not, that is said in a line."""
+    """Around code that expects files as mutua writes them: where they are not, the error is one line."""
     try:
         yield
     except (OSError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -329,7 +329,7 @@ def _comparison(path: Path) -> Study:
 
 
 def _listed_runs(file: Path) -> list[Mapping[str, Any]]:
-    """What a comparison says of its runs; nothing where there is none."""
+    """What comparison.json says of its runs; nothing where there is none."""
     if not file.is_file():
         return []
     try:
@@ -344,7 +344,7 @@ def _listed_runs(file: Path) -> list[Mapping[str, Any]]:
 
 
 def _with_unique_labels(runs: Sequence[Run], path: Path) -> list[Run]:
-    """Runs of one label that are not one recipe with different seeds go by their folders: CELL, else CELL-SEED."""
+    """Runs of one label that are not one recipe with different seeds are named by folder: CELL or CELL-SEED."""
 
     def folder(run: Run) -> str:
         return line(str(run.path.relative_to(path)))
@@ -364,7 +364,7 @@ def _seeds_of_one(runs: Sequence[Run]) -> bool:
 
 
 def _relabelled(run: Run, told: Sequence[Mapping[str, Any]]) -> Run:
-    """The run under the label that the comparison has for one with the same numbers."""
+    """The run with the label that the comparison gives to one with the same numbers."""
     own = {key: value for key, value in (run.summary or {}).items() if key != "method"}
     for one in told:
         if all(one.get(key) == value for key, value in own.items()):

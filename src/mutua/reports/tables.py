@@ -44,7 +44,7 @@ def cell_text(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title: text columns to the left, numbers to the right, and what is to be said of it."""
+    """A table with a title: text columns to the left, numbers to the right, and remarks."""
 
     name: str
     title: str
@@ -117,7 +117,7 @@ class Table:
         return "\n".join([f"**{_markdown(self.title)}**\n", *(f"| {line} |" for line in lines), *remarks, ""])
 
     def csv(self) -> str:
-        """As they were computed, not rounded: accuracies from 0 to 1, bytes; `sd` beside what is over seeds."""
+        """Numbers as computed, not rounded: accuracies from 0 to 1, bytes; columns `sd` where over seeds."""
         spread = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.heads))]
         heads = zip(self.heads, spread, strict=True)
         rows: list[list[object]] = [

@@ -1,4 +1,4 @@
-"""A report on the disk: a page, a PDF, every table and every figure."""
+"""A report as files: a page, a PDF, every table and every figure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_report(
     tables: PathLike | None = None,
     pictures: PathLike | None = None,
 ) -> Iterator[Path]:
-    """Write what has a place to go to; what was written, file by file."""
+    """Write the forms for which a path is given; yields each file that was written."""
     if html is not None:
         yield _put("--html", html, html_page(report))
     if pdf is not None:

@@ -10,7 +10,7 @@ from mutua.rounds.participation import WRONG
 
 
 def attendance_blocks(study: Study) -> Iterator[str | Table]:
-    """A row for each client that something went wrong with or that never trained; a sentence where none did."""
+    """One row per client that was left out or never trained, or a sentence that there is none."""
     rows: list[tuple[Cell, ...]] = []
     remarks = [
         "answered: rounds whose work was done and, where it was sent, merged; asked: rounds it was drawn for"

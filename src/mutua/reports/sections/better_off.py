@@ -27,7 +27,7 @@ class ClientVerdict(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Better off, worse off or cannot tell: by whether all of the interval is on one side of 0."""
+        """Better or worse off where the whole interval is on one side of 0, else cannot tell."""
         return _WORDS[self.difference.verdict]
 
 
@@ -56,7 +56,7 @@ def _accuracy(run: Run, client: str) -> float | None:
 
 
 def _trains_longer(study: Study, label: str) -> bool:
-    """Whether clients train until validation says stop, and those alone only as many rounds."""
+    """Whether clients train on until validation says stop, and those alone do not."""
     run = study.of(label)[0]
     rival = study.alone(run)
     return rival is not None and bool(_patience(run)) and not _patience(rival)
@@ -71,7 +71,7 @@ def better_off_blocks(study: Study) -> Iterator[str | Table]:
     """The blocks of the report's first section: a sentence per label, then a row per client."""
     labels = [label for label in study.labels if study.method(label) not in _ALONE and study.clients(label)]
     found = {label: client_verdicts(study, label) for label in labels}
-    otherwise = {label: pair for label in labels if (pair := study.alone_otherwise(label)) is not None}
+    otherwise = {label: pair for label in labels if (pair := study.alone_of_other_length(label)) is not None}
     for label, (run, rival) in otherwise.items():
         yield f"{not_compared(label, run, rival)}."
     if not any(found.values()):

@@ -35,7 +35,7 @@ def client_blocks(study: Study, colour: Mapping[str, str]) -> Iterator[Table | P
 
 
 def _bars(study: Study, label: str, colour: str) -> Picture:
-    """Alone, with the global and with the own model, as far as they are known."""
+    """Alone, with the global and with the client's own model, where they are known."""
     ids, runs = study.clients(label), study.of(label)
 
     def means(of: Sequence[Run], model: str) -> list[float | None]:

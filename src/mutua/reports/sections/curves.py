@@ -31,7 +31,7 @@ def curve_blocks(study: Study, colour: Mapping[str, str]) -> Iterator[str | Pict
 def _lines(
     study: Study, measure: str, colour: Mapping[str, str], sent: bool = False
 ) -> Iterator[tuple[str, str, dict[str, charts.Line]]]:
-    """Name, title and lines of each picture: several where a grid has axes beside the method's."""
+    """Name, title and lines of each picture: several where a grid has more axes than the method."""
     for facet, members in study.facets.items():
         found = {}
         for label in members:

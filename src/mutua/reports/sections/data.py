@@ -31,7 +31,7 @@ def load_federations(study: Study, data_dir: PathLike | None, missing: list[str]
 
 
 def label_pictures(study: Study, data: Mapping[str, Federation]) -> Iterator[Picture]:
-    """A picture for all that were dealt the same data, with the first seed."""
+    """One picture for all runs that were dealt the same data, with the first seed."""
     for whose, run in _dealt(study):
         counts, what = run.labels(), "Test"
         if (federation := data.get(run.label)) is not None:
@@ -43,7 +43,7 @@ def label_pictures(study: Study, data: Mapping[str, Federation]) -> Iterator[Pic
 
 
 def _dealt(study: Study) -> list[tuple[str, Run]]:
-    """A run for each data that was dealt, and what tells it from the others, where there are others."""
+    """One run for each way in which data was dealt, and its name where there are several."""
     found: list[tuple[str, Run]] = []
     for facet, members in study.facets.items():
         for run in (study.of(label)[0] for label in members):

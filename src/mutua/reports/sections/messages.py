@@ -31,7 +31,7 @@ def message_blocks(study: Study) -> Iterator[str | Table]:
                     (label, ", ".join(clients), kind, name, f"{times:.4g}", Bytes(size / times), Bytes(size))
                 )
         if not sent:
-            # The one method whose clients give up their data does not do it by messages.
+            # Clients of `centralised` give up their data, but not in messages.
             what = "all data" if study.method(label) == "centralised" else "nothing"
             rows.append((label, "all", what, "", "0", Bytes(0), Bytes(0)))
     title = "What left each client, from the ledger" + (", mean over seeds" if len(study.seeds) > 1 else "")
@@ -52,7 +52,7 @@ def message_blocks(study: Study) -> Iterator[str | Table]:
 
 
 def _public(study: Study) -> Iterator[str]:
-    """What everybody knew of the clients' data beforehand, which no message tells of."""
+    """What all knew of the clients' data before the run: no message shows it."""
     known: dict[str, list[str]] = {}
     for label in study.labels:
         public = study.of(label)[0].section("public")

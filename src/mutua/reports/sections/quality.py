@@ -1,4 +1,4 @@
-"""How good predictors are beside their accuracy: other metrics, and which classes are taken for which."""
+"""How good predictors are, beyond accuracy: other metrics, and which classes are confused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _METRICS = {
     "auroc": "AUROC",
     "ece": "ECE",
 }
-"""Metrics of the last evaluation, and how their columns are called."""
+"""Metrics of the last evaluation, and the names of their columns."""
 _REMARKS = (
     "after the last round, on the clients' own test data",
     "balanced: the mean over classes of the share that is recognised; rare classes count as much as others",
@@ -31,7 +31,7 @@ _MOST_CLASSES = 40
 
 
 def metric_tables(study: Study) -> Iterator[Table]:
-    """By label the mean over clients; where there is one run, by client too."""
+    """By label the mean over clients; with one run also by client."""
     if all(run.summary is None for run in study.runs):
         return
     rows: list[tuple[Cell, ...]] = []

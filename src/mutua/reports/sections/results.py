@@ -50,7 +50,7 @@ def _measured(study: Study, name: str, run: Run) -> float | None:
 
 
 def difference_tables(study: Study) -> Iterator[Table]:
-    """Each label's numbers minus those of the first that it is drawn beside, in the seeds that both have."""
+    """Each label's numbers minus those of the first label of its facet, in the seeds that both have."""
     rows: list[tuple[Cell, ...]] = []
     for first, label in ((members[0], label) for members in study.facets.values() for label in members[1:]):
         for name in ("global", "predictor", "acc"):

@@ -45,7 +45,7 @@ def what_was_run(study: Study) -> str:
 
 
 def compared_text(study: Study) -> str:
-    """What is compared, in words: methods or other labels and, where a grid has more axes, these."""
+    """What is compared: methods or other labels and, where a grid has more axes, these."""
     said = enumerated(dict.fromkeys(map(study.contender, study.labels)))
     axes: dict[str, dict[str, None]] = {}
     for run in study.runs:
@@ -55,7 +55,7 @@ def compared_text(study: Study) -> str:
 
 
 def _same(study: Study, words: Callable[[Run], str]) -> str:
-    """What is said of all runs, or that it differs."""
+    """What holds for all runs, or for the first with a note that others differ."""
     return common_value(map(words, study.runs)) or f"{words(study.runs[0])} ({study.runs[0].label}; others differ)"
 
 
@@ -68,7 +68,7 @@ def _data_words(run: Run) -> str:
         data, partition = dict(run.section("data") or {}), dict(run.section("partition") or {})
         said = _source(data)
         if (many := data.get("samples_per_client")) is not None:
-            said += f" ({many} samples a client)"
+            said += f" ({many} samples per client)"
         kind = partition.pop("kind", "unknown")
         partition.pop("clients", None)
         said += f", dealt by {kind}" + (f" ({_words(partition)})" if partition else "")
@@ -80,7 +80,7 @@ def _data_words(run: Run) -> str:
 
 
 def _source(data: Mapping[str, Any]) -> str:
-    """The data's name and, where it was read from a place of the user's, that place."""
+    """The name of the data and, where it was read from the user's files, their path."""
     return f"{data.get('name')} {data['path']}" if data.get("path") else str(data.get("name"))
 
 
@@ -111,7 +111,7 @@ def _plan_words(run: Run) -> str:
     said = f"{run.section('rounds')} rounds of {work}, batches of {run.section('batch_size')}"
     said += f", optimizer {console.option_text({k: v or None for k, v in run.section('optimizer').items()})}"
     if (fraction := run.section("client_fraction")) not in (None, 1, 1.0):
-        said += f", {fraction:g} of the clients a round"
+        said += f", {fraction:g} of the clients per round"
     return said
 
 
@@ -143,7 +143,7 @@ def run_notes(study: Study) -> Iterator[str]:
 
 
 def settings_tables(study: Study) -> Iterator[Table]:
-    """By label, what its recipe says otherwise than the others' do."""
+    """By label, the settings in which the recipes differ."""
     flat = {label: dict(_flat(study.of(label)[0].overview.recipe)) for label in study.labels}
     keys = dict.fromkeys(key for tree in flat.values() for key in tree if key != "seed")
     differ = [key for key in keys if common_value(tree.get(key) for tree in flat.values()) is None]
