@@ -497,6 +497,15 @@ def test_the_drawing_of_a_round_names_what_exists() -> None:
     assert not [path for path in re.findall(r">(\w+/\w+\.py)<", text) if path not in SOURCES]
 
 
+def test_the_page_of_reproductions_says_what_mutua_would_write_now() -> None:
+    """Its numbers are of runs that take hours; its words are of the code."""
+    page = read("docs/reproduction.md")
+    made = [node for node in ast.walk(SOURCES["reports/reproduction_tables.py"]) if isinstance(node, ast.Constant)]
+    texts = [node.value for node in made if isinstance(node.value, str) and node.value.count("\n") > 1]
+    opening, over_clients = sorted((text for text in texts if text[0] in "#O"), key=len, reverse=True)
+    assert page.startswith(opening) and page.count(over_clients) == page.count("\n## ")
+
+
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
 def test_no_document_names_a_machine(path: Path) -> None:
     if path.is_file():

@@ -18,19 +18,20 @@ from mutua.support.text import spread
 
 _PAGE = """# Reproduction
 
-Written by `mutua reproduce`; no number in it is typed by hand. Every item is a table, a figure or a claim in
-words of a paper, at scale *laptop*: the same structure with fewer rounds, samples or clients; what was cut is
-said below each table. *Paper* and *ours* are means of the same cells, the first against the second;
+`mutua reproduce` writes this page; no number in it is typed by hand. Every item is a table, a figure or a claim
+from the text of a paper, at scale *laptop*: the same structure with fewer rounds, samples or clients. Below each
+table, *Cut* says what was left out. *Paper* and *ours* are means of the same cells, the first against the second;
 *difference* is paired over seeds, with a 95 % interval (Student's t). A claim *holds* where the whole interval
-is above 0, *does not hold* where it is below, and else one *cannot tell*. Where a claim allows for so many
-points, the interval is held against minus those; where it names a factor, the difference is to so many times
-the second. Each interval stands for itself: of forty claims without any effect about one holds, and one does
-not hold, by chance. A *control* is no claim of the paper: it explains one. Accuracies are percentages. How to
-run any of it: [comparing.md](comparing.md#reproducing-papers).
+is above 0, *does not hold* where all of it is below 0; otherwise we *cannot tell*. Where a claim allows a loss of
+some points, the interval is compared with minus that number instead of 0; where it names a factor, the second
+number is first multiplied by it. Each interval is computed on its own: of forty claims without any effect, about
+one holds and one does not hold by chance. A *control* is not a claim of the paper: it explains one. Accuracies are
+percentages. How to run any of it: [comparing.md](comparing.md#reproducing-papers).
 """
 _CLIENTS = """\
-Over clients, by their predictors' accuracy on own test data: the worst client, the standard deviation
-over clients and, where an item trains them alone too, the share of clients that are better off than alone:
+Over clients, by the accuracy of their predictors on their own test data: the worst client, the
+standard deviation over clients and, if the item also trains them alone, the share of clients that are better off
+than alone:
 """
 
 
