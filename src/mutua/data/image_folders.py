@@ -101,7 +101,7 @@ def _lists(
 
 
 def _list_file(path: Path, position: dict[str, int], classes: tuple[str, ...]) -> Iterator[int]:
-    """The positions of the images that a file lists: one a line, and its label, which counts from 1."""
+    """The positions of the images that a file lists: one per line, and its label, which counts from 1."""
     with reading(path, "a list of this folder's images and their labels"):
         for number, line in enumerate(safe_reading.read_text(path).splitlines(), start=1):
             if not line.strip():

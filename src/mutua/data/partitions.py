@@ -157,7 +157,7 @@ class Shards(_Counted):
 
 
 class Dirichlet(_Counted):
-    """Each class spread over clients in Dirichlet(`alpha`) proportions, `min_size` or more a client."""
+    """Each class spread over clients in Dirichlet(`alpha`) proportions, at least `min_size` samples per client."""
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: Annotated[FiniteFloat, Field(gt=0)]
@@ -291,7 +291,7 @@ class Domains(_Seeded):
 
 
 class Rotated(_Seeded):
-    """One client an angle (degrees clockwise): all have the same images, each client's turned by its own."""
+    """One client per angle (degrees clockwise): all have the same images, each client's turned by its own."""
 
     kind: Literal["rotated"] = "rotated"
     angles: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]

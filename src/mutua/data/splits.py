@@ -84,7 +84,7 @@ def deal_like(counts: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> li
 
 
 def stratified(y: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
-    """Disjoint positions, one set a fraction, each with the class proportions of all."""
+    """Disjoint positions, one set per fraction, each with the class proportions of all."""
     rest = 1 - sum(fractions)
     if rest < -1e-9 or min(fractions) < 0:
         raise InputError(f"fractions: {list(fractions)}; give numbers of at least 0 that sum to at most 1")
@@ -213,7 +213,7 @@ def _pools(samples: Samples, partition: Partition) -> dict[str, np.ndarray]:
 def _split(
     samples: Samples, pools: dict[str, np.ndarray], fractions: Sequence[float], seed: int
 ) -> tuple[Samples, ...]:
-    """The samples of all pools, in one set a fraction: each pool is split on its own."""
+    """The samples of all pools, in one set per fraction: each pool is split on its own."""
     y = _labels(samples)
     parts = [
         [pool[part] for part in stratified(y[pool], fractions, numpy_stream(seed, "split", name))]
@@ -225,7 +225,7 @@ def _split(
 def _drawn(
     samples: Samples, pools: dict[str, np.ndarray], partition: Partition, each: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """The pools reduced to `each` samples a client."""
+    """The pools reduced to `each` samples per client."""
     if each < 1:
         raise InputError(f"samples_per_client: {each}; give at least 1")
     # A domain is one client's own; the images that are rotated are everybody's.

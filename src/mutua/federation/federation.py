@@ -382,7 +382,7 @@ def _split(given: Split | Mapping[str, Any] | None) -> Split:
 
 
 def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:
-    """One architecture a client; equal ones are one object."""
+    """One architecture per client; equal ones are one object."""
     if models is None:
         raise InputError("models: missing; name one for all clients or one per client")
     if isinstance(models, list | tuple):

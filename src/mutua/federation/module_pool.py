@@ -1,4 +1,4 @@
-"""The torch modules that clients work with: built once a role and shape, filled with whose weights are wanted."""
+"""The torch modules that clients work with: built once per role and shape, filled with a client's weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mutua.support.tensor_files import Tensors
 
 @dataclass
 class Modules:
-    """Built modules, one a role and shape, filled with a client's weights while it is at work.
+    """Built modules, one per role and shape, filled with a client's weights while it is at work.
 
     All that a model learns must be in its `state_dict`: other buffers begin anew with every client.
     """
