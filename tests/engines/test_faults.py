@@ -21,7 +21,7 @@ import mutua
 from mutua import Faults, Federation, InputError, Message, Recipe, RunError
 from mutua.data.samples import concatenate
 from mutua.engines.faults import CorruptionKind
-from mutua.engines.faulty import FaultyEngine, corrupted
+from mutua.engines.faulty_engine import FaultyEngine, corrupted
 from mutua.federation.message import weights
 from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
 from mutua.methods.participant import Participant

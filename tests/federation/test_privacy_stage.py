@@ -19,12 +19,12 @@ from scipy import integrate, optimize, stats
 
 import mutua
 from mutua import InputError, Message, Plan, Privacy, Recipe
-from mutua.federation.accounting import Uses, epsilon, rdp
 from mutua.federation.message import weights
+from mutua.federation.privacy_accounting import Uses, epsilon, rdp
 from mutua.learning.merging import mean
 from mutua.methods import FML, FedAvg, Independent, of
-from mutua.rounds.guarantee import check_privacy
 from mutua.rounds.preparation import prepare
+from mutua.rounds.privacy_guarantee import check_privacy
 from mutua.seeds import private, torch_stream
 from mutua.support.tensor_files import Tensors
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mutua
 from mutua import SGD, Adam, Architecture, InputError
 from mutua.federation.module_pool import Modules
-from mutua.learning.layout import channels_last, lay_channels_last
+from mutua.learning.memory_layout import channels_last, lay_channels_last
 from mutua.learning.optimizers import optimizer_state, restore_optimizer
 
 IMAGES = torch.randint(256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

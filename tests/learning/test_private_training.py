@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import mutua
 from mutua import SGD, Architecture, InputError, Plan, Privacy, Recipe, Task
-from mutua.federation.accounting import Uses, epsilon
+from mutua.federation.privacy_accounting import Uses, epsilon
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.trainer import Batch, Numbers, own_streams
 from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent

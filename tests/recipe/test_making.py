@@ -10,7 +10,7 @@ import yaml
 
 from mutua import Federation, InputError, Recipe
 from mutua.data.partitions import Shards
-from mutua.recipe import making
+from mutua.recipe import build_federation
 
 
 def numbered(path: Path, n: int = 60, **more: Any) -> Path:
@@ -79,8 +79,8 @@ def test_the_same_data_drawn_differently_is_noted(tmp_path: Path) -> None:
 
 def test_a_source_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    real = making.load
-    monkeypatch.setattr(making, "load", lambda name, **given: reads.append(name) or real(name, **given))
+    real = build_federation.load
+    monkeypatch.setattr(build_federation, "load", lambda name, **given: reads.append(name) or real(name, **given))
     path = str(numbered(tmp_path / "n.npz"))
     entries = [
         {"id": i, "data": {"name": "arrays", "path": path, "samples_per_client": n}}

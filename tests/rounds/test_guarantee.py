@@ -18,13 +18,13 @@ from scipy import stats
 
 import mutua
 from mutua import Ledger, Message, Plan
-from mutua.federation.accounting import Uses, epsilon, largest
 from mutua.federation.message import weights
+from mutua.federation.privacy_accounting import Uses, epsilon, largest
 from mutua.methods import FML, FMLU, FedAvg, FineTuned
 from mutua.methods.base import Job
 from mutua.methods.participant import Participant
-from mutua.rounds.guarantee import Guarantee, guarantee
 from mutua.rounds.participation import Participation
+from mutua.rounds.privacy_guarantee import Guarantee, guarantee
 from mutua.seeds import normals, torch_stream, uniforms
 from mutua.support.tensor_files import Tensors
 

@@ -24,7 +24,7 @@ from safetensors.torch import load, load_file, save
 from mutua import Kind, Message, Recipe, RunError
 from mutua.federation.message import Part, count, number, weights
 from mutua.federation.store import Commit, State, Store
-from mutua.recipe.checkpoints import CheckpointSettings as Settings
+from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.rounds.state import RunState
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import (

@@ -91,7 +91,7 @@ def compare_command(
 def _remarks(sweep: Sweep) -> list[str]:
     """What a reader of the numbers must know: shared models, options, privacy, unequal training."""
     from mutua.reports.console import method_options
-    from mutua.rounds.guarantee import Guarantee
+    from mutua.rounds.privacy_guarantee import Guarantee
     from mutua.studies.comparison_tables import comparison_remarks
     from mutua.studies.measures import uses_global_alone
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mutua.federation.client import Client, build
-from mutua.learning.layout import lay_channels_last
+from mutua.learning.memory_layout import lay_channels_last
 from mutua.models import Architecture
 from mutua.support.tensor_files import Tensors
 

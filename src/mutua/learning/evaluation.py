@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mutua.data.samples import Samples
-from mutua.learning.layout import channels_last, laid_out
+from mutua.learning.memory_layout import channels_last, laid_out
 from mutua.learning.task import Task
 
 BATCH = 500  # large enough to fill a core, small enough to stay in its cache

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mutua.data.samples import Samples
 from mutua.data.transforms import Augment, augment
 from mutua.errors import InputError
-from mutua.learning.layout import laid_out
+from mutua.learning.memory_layout import laid_out
 from mutua.learning.optimizers import Stepper
 from mutua.learning.task import Task
 

@@ -22,7 +22,7 @@ from mutua.federation.plan import Plan
 from mutua.federation.store import State, not_finite
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure, probabilities
-from mutua.learning.layout import channels_last
+from mutua.learning.memory_layout import channels_last
 from mutua.learning.optimizers import optimizer_state, restore_optimizer
 from mutua.learning.precision import computing_in
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer

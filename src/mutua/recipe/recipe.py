@@ -25,10 +25,10 @@ from mutua.federation.plan import Plan
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
-from mutua.recipe.checkpoints import CheckpointSettings
+from mutua.recipe.build_federation import make_federation
+from mutua.recipe.checkpoint_settings import CheckpointSettings
 from mutua.recipe.clients import ClientEntry, Data, Models
 from mutua.recipe.grid import Axes, Cell, Grid, cells, changed, put
-from mutua.recipe.making import make_federation
 from mutua.recipe.opt_out import OptOut
 from mutua.recipe.public_set import PublicSet
 from mutua.support import safe_reading

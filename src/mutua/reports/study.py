@@ -15,8 +15,8 @@ from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
 from mutua.federation.ledger import Ledger
 from mutua.recipe.grid import facets
-from mutua.rounds.guarantee import Guarantee
 from mutua.rounds.history import History
+from mutua.rounds.privacy_guarantee import Guarantee
 from mutua.runs.listing import RunOverview, find_runs
 from mutua.runs.newcomer import JoinRecord, read_joined
 from mutua.studies.measures import (

@@ -12,7 +12,7 @@ from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import batch_normed
 from mutua.federation.plan import Plan
 from mutua.methods.base import Job, Method
-from mutua.rounds.guarantee import check_privacy, within_epsilon
+from mutua.rounds.privacy_guarantee import check_privacy, within_epsilon
 
 
 @dataclass(frozen=True)

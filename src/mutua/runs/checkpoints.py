@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from mutua.errors import MutuaError, RunError
 from mutua.federation.message import Kind, Message, Part
 from mutua.federation.store import Commit, State, Store
-from mutua.recipe.checkpoints import CheckpointSettings as Settings
+from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.rounds.state import RunState
 from mutua.runs.inputs import Inputs
 from mutua.support import files, safe_reading

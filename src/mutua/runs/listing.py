@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mutua.errors import InputError, line
 from mutua.methods import base
-from mutua.recipe.checkpoints import CheckpointSettings as Settings
+from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.runs.folder import RunFolder, no_run
 from mutua.runs.inputs import changed_fields
 from mutua.support import safe_reading

@@ -15,9 +15,9 @@ from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Selection
 from mutua.methods.base import Job
-from mutua.rounds.guarantee import Guarantee, guarantee
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation, left_out
+from mutua.rounds.privacy_guarantee import Guarantee, guarantee
 from mutua.runs.client_result import ClientResult
 from mutua.runs.predictor import Predictor
 from mutua.runs.summary import reported, sheet

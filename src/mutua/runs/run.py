@@ -97,7 +97,7 @@ def carry_out(
     method, plan = job.method, job.plan
     site = _engine(engine, workers)
     if faults is not None:
-        from mutua.engines.faulty import FaultyEngine
+        from mutua.engines.faulty_engine import FaultyEngine
 
         faults.check(federation)
         site = FaultyEngine(site, faults)

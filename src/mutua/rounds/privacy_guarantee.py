@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mutua.errors import InputError
-from mutua.federation.accounting import Account, Mechanism, Uses, accounting, epsilon, largest, rdp
 from mutua.federation.client import Client
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.message import Kind
 from mutua.federation.plan import Plan
 from mutua.federation.privacy import Privacy
+from mutua.federation.privacy_accounting import Account, Mechanism, Uses, accounting, epsilon, largest, rdp
 from mutua.learning.private_training import sampling_rate, steps_per_epoch
 from mutua.methods.base import Job, Method
 from mutua.rounds.participation import Participation
