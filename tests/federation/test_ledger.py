@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mutua import Federation, Kind, Ledger, Message, Refused, RunError
-from mutua.federation.ledger import Entry, may_leave
-from mutua.federation.message import NUMBERS, Part, count, weights
+from mutua.federation.ledger import Entry
+from mutua.federation.message import NUMBERS, Part, count, may_leave, weights
 from mutua.methods import FML, FedAvg, Independent
 from mutua.rounds.events import Rejected
 

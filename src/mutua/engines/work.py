@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 
 from mutua.errors import NO_MEMORY, Fault, MachineFault, described, short_of_memory
 from mutua.federation.client import Client
-from mutua.federation.ledger import may_leave
-from mutua.federation.message import Message
+from mutua.federation.message import Message, may_leave
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store, copied
 from mutua.methods.base import Job

@@ -152,3 +152,63 @@ def count(number: int) -> Part:
 def number(kind: Kind, value: float) -> Part:
     """A part that holds one real number."""
     return Part(kind, {"": torch.tensor(value, dtype=torch.get_default_dtype())})
+
+
+# What may leave
+
+Shares = Mapping[Kind, str]
+"""All that may leave a client: the kind of each part and its name."""
+
+
+def may_leave(message: Message | None, shares: Shares, brief: Message | None) -> None:
+    """Refuse, by name, a message that holds anything the method did not declare.
+
+    Weights may carry only what the server's own have: the same names, shapes and types, and whole numbers as they
+    came. A count, an entropy or an accuracy is one number. So neither an adaptor nor label counts can slip out
+    inside a declared part.
+    """
+    if message is None:
+        return
+    sent = [part.arrays for part in (brief or {}).values() if part.kind is Kind.WEIGHTS]
+    came = {key: array for arrays in sent for key, array in arrays.items()}
+    for name, part in message.items():
+        if shares.get(part.kind) != name:
+            declared = ", ".join(f"{kind} '{what}'" for kind, what in shares.items()) or "nothing"
+            raise Refused(f"{part.kind} '{name}' may not leave; the method declares {declared}")
+        odd = next((array.dtype for array in part.arrays.values() if array.dtype not in DTYPES), None)
+        if odd is not None:
+            raise Refused(f"{part.kind} '{name}' may not leave; it is {odd}, which no message holds")
+        if part.kind in NUMBERS and (list(part.arrays) != [""] or part.values != 1):
+            raise Refused(f"{part.kind} '{name}' may not leave; it is not one number")
+        if part.kind is Kind.COUNT:
+            _is_count(name, part.arrays[""])
+        elif part.kind is Kind.WEIGHTS:
+            extra = sorted(set(part.arrays) - set(came))
+            if extra:
+                raise Refused(f"weights '{extra[0]}' may not leave; the global has no such name")
+            for key, array in part.arrays.items():
+                _is_as_it_came(key, array, came[key])
+        elif not all(array.is_floating_point() for array in part.arrays.values()):
+            raise Refused(f"{part.kind} '{name}' may not leave; it is whole numbers")
+
+
+MAX_COUNT = 2**53
+"""The largest count: beyond it a weight, which is a float, could not be told from its neighbours."""
+
+
+def _is_count(name: str, array: Tensor) -> None:
+    if array.dtype != torch.int64 or not 0 <= int(array) <= MAX_COUNT:
+        raise Refused(f"count '{name}' may not leave; it is not a whole number (int64) from 0 to 2**53")
+
+
+def _is_as_it_came(name: str, array: Tensor, came: Tensor) -> None:
+    """Refuse an array that is not the global's in shape and type, or whole numbers that have changed.
+
+    Those are counters and masks. Batch-norm's counter of batches would tell how many samples a client has; and
+    nobody learns them, so whatever else is in them is smuggled.
+    """
+    if array.shape != came.shape or array.dtype != came.dtype:
+        there = f"{came.dtype} {tuple(came.shape)}"
+        raise Refused(f"weights '{name}' are {array.dtype} {tuple(array.shape)}, the global's {there}")
+    if not array.is_floating_point() and not torch.equal(array, came):
+        raise Refused(f"weights '{name}' may not leave; whole numbers go back as they came")

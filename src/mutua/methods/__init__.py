@@ -3,8 +3,7 @@
 from mutua.data.samples import Samples
 from mutua.errors import InputError, Refused
 from mutua.federation.federation import Federation
-from mutua.federation.ledger import Shares
-from mutua.federation.message import Kind, Message, Part, count, number, weights
+from mutua.federation.message import Kind, Message, Part, Shares, count, number, weights
 from mutua.federation.plan import Plan
 from mutua.learning import losses, merging
 from mutua.learning.early_stopping import EarlyStopping

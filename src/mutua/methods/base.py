@@ -19,8 +19,7 @@ from mutua.data.public import Public
 from mutua.errors import InputError, Refused, suggest
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
-from mutua.federation.ledger import Shares
-from mutua.federation.message import NUMBERS, Kind, Message, Part, weights
+from mutua.federation.message import NUMBERS, Kind, Message, Part, Shares, weights
 from mutua.federation.plan import Plan
 from mutua.federation.store import State
 from mutua.federation.topology import Topology

@@ -12,9 +12,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from mutua.federation.ledger import MOST as LARGEST_COUNT
-from mutua.federation.ledger import Shares
-from mutua.federation.message import Kind, Message, count
+from mutua.federation.message import MAX_COUNT as LARGEST_COUNT
+from mutua.federation.message import Kind, Message, Shares, count
 from mutua.learning import losses
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Schedule, within

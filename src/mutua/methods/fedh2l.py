@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from mutua.data.samples import Samples, concatenate
 from mutua.errors import InputError, Refused
 from mutua.federation.federation import Federation
-from mutua.federation.ledger import Shares
-from mutua.federation.message import Kind, Message, Part, number
+from mutua.federation.message import Kind, Message, Part, Shares, number
 from mutua.federation.plan import Plan
 from mutua.learning import merging
 from mutua.learning.projection import pcgrad, project

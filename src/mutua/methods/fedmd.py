@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from mutua.data.samples import Samples
 from mutua.federation.federation import Federation
-from mutua.federation.ledger import Shares
-from mutua.federation.message import Kind, Message, Part
+from mutua.federation.message import Kind, Message, Part, Shares
 from mutua.federation.plan import Plan
 from mutua.learning import merging
 from mutua.learning.evaluation import outputs

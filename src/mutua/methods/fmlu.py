@@ -13,8 +13,7 @@ import torch
 from pydantic import model_validator
 from torch import nn
 
-from mutua.federation.ledger import Shares
-from mutua.federation.message import Kind, Message, number
+from mutua.federation.message import Kind, Message, Shares, number
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Server, register
 from mutua.methods.checks import check_number

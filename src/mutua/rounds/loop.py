@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from mutua.engines.protocol import TOO_LONG, Engine, Evaluation
 from mutua.engines.work import Briefs, Replies, Reply
 from mutua.errors import Fault, Refused, RunError, line
-from mutua.federation.ledger import Ledger, may_leave
-from mutua.federation.message import Message
+from mutua.federation.ledger import Ledger
+from mutua.federation.message import Message, may_leave
 from mutua.federation.topology import Topology
 from mutua.methods.base import Server
 from mutua.methods.checks import check_message, on_server
