@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from mutua.federation.message import MAX_COUNT as LARGEST_COUNT
+from mutua.federation.message import MAX_COUNT
 from mutua.federation.message import Kind, Message, Shares, count
 from mutua.learning import losses
 from mutua.learning.early_stopping import EarlyStopping
@@ -66,7 +66,7 @@ class FedAvg(Hub):
         """Besides the meme, n_k must be a count."""
         super().check(server, client_id, reply)
         if self.weights == "samples":
-            check_number(reply, "samples", "number of samples", 1, LARGEST_COUNT)
+            check_number(reply, "samples", "number of samples", 1, MAX_COUNT)
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
         """n_k / n of fml-2023, Eq. (2), or uniform."""
