@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from mutua.federation.message import MAX_COUNT
-from mutua.federation.message import Kind, Message, Shares, count
+from mutua.federation.message import MAX_COUNT, Kind, Message, Shares, count
 from mutua.learning import losses
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Schedule, within
