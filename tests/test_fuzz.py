@@ -29,9 +29,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mutua import InputError, Kind, Message, MutuaError, Recipe, Refused
-from mutua.federation import ledger
-from mutua.federation.message import Part, count, number, weights
+from mutua import InputError, Kind, Ledger, Message, MutuaError, Recipe, Refused
+from mutua.federation.message import Part, count, may_leave, number, weights
 from mutua.learning import merging
 from mutua.methods import FedAvg
 from mutua.models import architecture
@@ -318,8 +317,8 @@ def message(rng: random.Random, place: Path) -> None:
     with declared(Refused):
         found = Message.decode(data)
         assert found.nbytes == len(found.encode()) and Message.decode(found.encode()) == found
-        ledger.Ledger().record(1, "c0", "up", found)
-        ledger.may_leave(found, FedAvg().shares, Message(**{"global": weights(shared)}))
+        Ledger().record(1, "c0", "up", found)
+        may_leave(found, FedAvg().shares, Message(**{"global": weights(shared)}))
         merging.check_weights(found.arrays("meme") if "meme" in found else {}, shared)
 
 
