@@ -153,7 +153,8 @@ class Participant:
 
     def stream(self, *purpose: str | int) -> torch.Generator:
         """Random numbers for a purpose: the same for this seed, client, round and purpose, wherever it runs."""
-        return torch_stream(self._seed, self.round, *purpose)
+        # Apart from our own, or a method that says "batches" would get the numbers that shuffle its samples.
+        return torch_stream(self._seed, self.round, "method", *purpose)
 
     # Models
 
@@ -249,7 +250,7 @@ class Participant:
             self.train if samples is None else samples,
             self.task,
             plan.batch_size,
-            self.stream("batches"),
+            torch_stream(self._seed, self.round, "batches"),
             join_single=self._has_batch_norm() or any(map(batch_normed, (models or {}).values())),
             augmentations=plan.augment if augment else (),
             device=self.device,
