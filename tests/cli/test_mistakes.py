@@ -221,7 +221,7 @@ data: arrays.y: labels must be whole numbers
 $ mutua run tiny.yaml --set 'data={name: arrays, path: cube.npz}'
 data: arrays.x: shape (60, 2, 2, 4, 4); give (N, H, W)
 $ mutua run tiny.yaml --set 'data={name: arrays, path: short.npz}'
-data: arrays.y: shape (50,) for 60 inputs; give one label a sample
+data: arrays.y: shape (50,) for 60 inputs; give one label per sample
 $ mutua run tiny.yaml --set 'data={name: arrays, path: empty.npz}'
 data: arrays: no samples; it needs at least one
 $ mutua run tiny.yaml --set 'data={name: folder, path: none}'

@@ -378,7 +378,7 @@ def test_broken_images_are_named(tmp_path: Path, rng: np.random.Generator) -> No
         image_folders.images(tmp_path)
     assert "\n" not in str(error.value)
     Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(broken)
-    with pytest.raises(InputError, match=r"1\.png: .* more than 8 bits a channel"):
+    with pytest.raises(InputError, match=r"1\.png: .* more than 8 bits per channel"):
         image_folders.images(tmp_path)
 
 

@@ -284,7 +284,7 @@ def test_majority_says_what_is_left_over():
     samples = labelled([10] * 10)
     deal = Majority(clients=3, p=1).deal(samples, rng())
     assert [len(part) for part in deal.parts] == [20, 20, 20]
-    assert deal.note == "40 of 100 training samples left over: this mix allows 20 a client"
+    assert deal.note == "40 of 100 training samples left over: this mix allows 20 per client"
 
 
 def test_majority_below_an_even_share_says_so():

@@ -112,7 +112,7 @@ def test_the_whole_is_taken_before_the_partial(tmp_path: Path) -> None:
     write(tmp_path / "cifar100-half.npz", 4, (32, 32, 3))
     source = load("cifar100", data_dir=tmp_path)
     assert len(source.train) == 4
-    assert source.note == "half of CIFAR-100: 250 + 50 images a class"
+    assert source.note == "half of CIFAR-100: 250 + 50 images per class"
     write(tmp_path / "cifar100.npz", 6, (32, 32, 3))
     source = load("cifar100", data_dir=tmp_path)
     assert len(source.train) == 6

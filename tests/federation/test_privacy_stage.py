@@ -225,7 +225,7 @@ def test_without_the_accountants_the_way_to_get_it_is_said(
         ({"clip": 1, "noise": -1}, "privacy.noise: -1; it must be at least 0"),
         (
             {"clip": 1, "noise": 1e-320},
-            "privacy.noise: 1e-320 is less than any accountant counts; give at least 0.001",
+            "privacy.noise: 1e-320 is too small for any accountant; give at least 0.001",
         ),
         ({"clip": 1, "noise": 0, "budget": 1}, "budget: without noise there is no ε"),
         ({"clip": 1, "noise": 1, "budget": 0}, "privacy.budget: 0; it must be above 0"),

@@ -49,7 +49,7 @@ def test_changes_leave_the_tree_as_it_was() -> None:
         "a": {"b": [1]},
     }
     assert tree == {"data": "mnist", "models": {"clients": ["mlp", "lenet5"]}}
-    with pytest.raises(InputError, match=r"grid: models\.clients\.2: '2' is no position in a list of 2"):
+    with pytest.raises(InputError, match=r"grid: models\.clients\.2: '2' is not a position in a list of 2"):
         changed(tree, {"models.clients.2": "cnn1"}, "grid")
 
 
@@ -68,7 +68,7 @@ def test_labels_that_are_kept() -> None:
         ({"rounds": []}, r"grid: rounds: \[\]; give values, such as"),
         ({"rounds": {}}, r"grid: rounds: {}; give values, such as"),
         ({"method": {"FML": 3}}, r"grid: method\.FML: 3; give what it changes"),
-        ({"rounds": [1, 1]}, "grid: rounds: a value stands there twice; name each once"),
+        ({"rounds": [1, 1]}, "grid: rounds: a value is given twice; give each once"),
         ({"rounds": 3}, "grid: rounds: 3; give values, such as"),
         ([1], r"grid: \[1\]; name what varies, such as"),
     ],

@@ -138,9 +138,9 @@ def test_set_reaches_into_lists_and_later_ones_win(tmp_path: Path) -> None:
         ("rounds", "--set rounds: write it as key.key=value"),
         ("=3", "--set =3: write it as key.key=value"),
         ("rounds=[1", r"--set rounds=\[1: '\[1' is not a YAML value"),
-        ("models.clients.9=mlp", "'9' is no position in a list of 5; they count from 0"),
-        ("models.clients.last=mlp", "'last' is no position in a list of 5"),
-        ("models.clients.-1.name=mlp", "'-1' is no position in a list of 5"),
+        ("models.clients.9=mlp", "'9' is not a position in a list of 5; positions count from 0"),
+        ("models.clients.last=mlp", "'last' is not a position in a list of 5"),
+        ("models.clients.-1.name=mlp", "'-1' is not a position in a list of 5"),
         ("mehtod.alpha=1", "mehtod: unknown key; did you mean 'method'?"),
     ],
 )

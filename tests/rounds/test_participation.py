@@ -44,7 +44,7 @@ def test_a_client_that_never_trained_is_told_of_and_out_of_the_mean(federate: Fe
     with pytest.warns(LeftOut, match=r"2 of 3 clients were left out of rounds: b: answered 0 of 4 rounds; failed"):
         result = mutua.run(FML(), federate([9, 8, 7]), faults=FAULTS, **PLAN)
     a, b, c = result.clients
-    assert (a.attendance.asked, a.attendance.answered, a.attendance.whole) == (4, 4, True)
+    assert (a.attendance.asked, a.attendance.answered, a.attendance.flawless) == (4, 4, True)
     assert b.attendance.failed == {"no reply came": [1, 2, 3, 4]} and b.attendance.answered == 0
     assert list(c.attendance.refused.values()) == [[2, 3]] and "NaN" in next(iter(c.attendance.refused))
     assert c.attendance.failed == {"no reply came": [1], "it broke down, as it was told to": [4]}

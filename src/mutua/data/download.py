@@ -24,7 +24,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True)
 class File:
-    """A published file; `unpacks_to` is the folder in a zip archive that replaces it when it has come."""
+    """A published file; `unpacks_to` is the folder in a zip archive that replaces it after the download."""
 
     name: str
     base_url: str
@@ -33,10 +33,10 @@ class File:
     unpacks_to: str = ""
 
 
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"  # the authors' own address serves no more
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"  # the authors' own address no longer serves them
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
-_EUROSAT = "https://zenodo.org/records/7711810/files/"  # where the authors keep it since 2023
+_EUROSAT = "https://zenodo.org/records/7711810/files/"  # where the authors keep it now
 
 FILES: dict[str, tuple[File, ...]] = {
     "mnist": (
@@ -64,7 +64,7 @@ def get(
     progress: Progress | None = None,
     base_url: str | None = None,
 ) -> list[Path]:
-    """Download a set into its folder below the data folder; what is there and whole already is kept.
+    """Download a set into its folder below the data folder; files that are already complete are kept.
 
     `progress` is told the bytes so far and in all, over the set's files. `base_url` is another address that
     serves the same files.
@@ -114,7 +114,7 @@ def _get_file(file: File, folder: Path, url: str, tell: Callable[[int], None]) -
 
 
 def _fetch(url: str, part: Path, size: int, tell: Callable[[int], None]) -> None:
-    """Add to `part` what it lacks of the `size` bytes at `url`."""
+    """Add the missing bytes of `url` to `part`, until it has `size` bytes."""
     done = part.stat().st_size if part.exists() else 0
     if done > size:  # of another file
         part.unlink()
@@ -124,11 +124,11 @@ def _fetch(url: str, part: Path, size: int, tell: Callable[[int], None]) -> None
     headers = {"User-Agent": "mutua"} | ({"Range": f"bytes={done}-"} if done else {})
     try:
         with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as response:
-            if response.status != 206:  # the server sends the whole, asked for the rest or not
+            if response.status != 206:  # the server sends the whole file, even if asked for the rest
                 done = 0
             length = done + int(response.headers["Content-Length"] or size - done)
             if length != size:
-                raise RunError(f"{url}: serves {length:,} bytes, not {size:,} as published; took none of them")
+                raise RunError(f"{url}: serves {length:,} bytes, not {size:,} as published; nothing was kept")
             with part.open("ab" if done else "wb") as out:
                 tell(done)
                 while chunk := response.read(min(CHUNK, size - done)):
@@ -139,7 +139,7 @@ def _fetch(url: str, part: Path, size: int, tell: Callable[[int], None]) -> None
             raise ConnectionError("the connection was closed")
     except (OSError, http.client.HTTPException) as error:
         code = error.code if isinstance(error, HTTPError) else ""
-        if code == 416 and done:  # it cannot give the rest, so ask for the whole
+        if code == 416 and done:  # it cannot send the rest, so ask for the whole file
             part.unlink()
             return _fetch(url, part, size, tell)
         reason = getattr(error, "reason", "") or str(error) or type(error).__name__
@@ -153,7 +153,7 @@ def _md5(path: Path) -> str:
 
 
 def _unzip(archive: Path, inside: str, target: Path) -> None:
-    """Unpack the folder `inside` of an archive as `target`: whole or not at all."""
+    """Unpack the folder `inside` of an archive as `target`: complete or not at all."""
     staging = target.with_name(f".{target.name}.unpacking")
     shutil.rmtree(staging, ignore_errors=True)
     with zipfile.ZipFile(archive) as packed:

@@ -35,21 +35,21 @@ class Arrays:
     domain: np.ndarray | None = None
     domains: tuple[str, ...] = ()
     lists: dict[str, np.ndarray] | None = None
-    """Positions in x of train, val and test, where list files say so."""
+    """Positions in x of train, val and test, if list files say so."""
     opted_out: np.ndarray | None = None
-    """True for each sample of x that is opted out, where a mask was asked for."""
+    """True for each sample of x that is opted out, if a mask was asked for."""
     opted_out_test: np.ndarray | None = None
     by_folder: bool = False
-    """Whether the classes are the names of folders, which are there because samples are."""
+    """Whether the classes are names of folders, so that they depend on the samples."""
     layout: Layout | None = None
-    """Where the channels are, where that is known."""
+    """Where the channels are, if known."""
     channels: int | None = None
-    """How many are wanted."""
+    """How many channels are wanted."""
 
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Report whatever a damaged file makes its reader raise as one line that names the file."""
+    """Turn whatever a reader raises on a damaged file into one line that names the file."""
     try:
         yield
     except (InputError, MemoryError):
@@ -59,7 +59,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path}: not found; check the path{where}") from None
     except IsADirectoryError:
         raise InputError(f"{path}: a folder, not {what}; give a file") from None
-    except Exception as error:  # zip, zlib, gzip, tar, pickle and Pillow each raise kinds of their own
+    except Exception as error:  # zip, zlib, gzip, tar, pickle and Pillow each raise their own kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path}: not {what} ({reason}); replace or remove it") from None
 
@@ -113,7 +113,7 @@ def npz_file(path: PathLike) -> dict[str, np.ndarray]:
         first = opened.read(2)
         if first == b"\x93N":
             raise InputError(f"{path}: a single array; give an .npz with x and y (numpy.savez)")
-        if first != b"PK":  # else NumPy would speak of pickles
+        if first != b"PK":  # otherwise NumPy's error would be about pickles
             raise ValueError("it does not begin like one")
         _check_sizes(opened)
         opened.seek(0)
@@ -122,7 +122,7 @@ def npz_file(path: PathLike) -> dict[str, np.ndarray]:
 
 
 def _check_sizes(file: BinaryIO) -> None:
-    """Refuse, before anything is unpacked, arrays that take too much or are said to be more than is stored."""
+    """Refuse, before anything is unpacked, arrays that are too large or claim more than is stored."""
     heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with zipfile.ZipFile(file) as held:
         safe_reading.check_memory(
@@ -139,7 +139,7 @@ def _check_sizes(file: BinaryIO) -> None:
 
 
 def idx(folder: Path) -> Arrays:
-    """The four IDX files of MNIST and its like, each with or without gzip."""
+    """The four IDX files of MNIST and similar sets, each with or without gzip."""
     return Arrays(
         _idx_file(folder / "train-images-idx3-ubyte"),
         _idx_file(folder / "train-labels-idx1-ubyte"),
@@ -251,12 +251,12 @@ class _StoredArray:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Numbers, text, lists, dicts and `_StoredArray`: a pickle that asks for anything else runs nothing."""
+    """Numbers, text, lists, dicts and `_StoredArray`: a pickle that asks for more is refused."""
 
     allowed = frozenset({("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")})
 
     def find_class(self, module: str, name: str) -> type[_StoredArray]:
-        """The stand-in for the three NumPy names that the published files hold; all else is refused."""
+        """The stand-in for the three NumPy names that the published files hold; everything else is refused."""
         if (module, name) in self.allowed:
             return _StoredArray
         raise pickle.UnpicklingError(f"refused: it asks to run {module}.{name}")

@@ -17,7 +17,7 @@ from mutua.support import safe_reading
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
-"""What an image may be, whatever its name: Pillow alone would hand PostScript to Ghostscript."""
+"""Which formats are read, whatever the file's name: Pillow would pass PostScript to Ghostscript."""
 
 
 def images(folder: Path, image_size: int | None = None, mask: str | None = None) -> Arrays:
@@ -83,7 +83,7 @@ def _lists(
 ) -> dict[str, np.ndarray] | None:
     """Positions among the images of train, val and test by list files beside the domains or one level up.
 
-    None where there are none.
+    None if there are none.
     """
     found = {path.name: path for at in (folder.resolve().parent, folder) for path in at.glob("*_kfold.txt")}
     wanted = {part: [f"{domain}_{word}_kfold.txt" for domain in domains] for part, word in _PARTS.items()}
@@ -122,7 +122,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def plain_images(folder: Path, image_size: int | None = None) -> np.ndarray | None:
-    """Images without labels, straight in a folder, by name; None where it holds none."""
+    """Images without labels, directly in a folder, by name; None if it holds none."""
     files, _ = _contents(folder)
     return _pictures(folder, files, image_size) if files else None
 
@@ -146,7 +146,7 @@ def _pictures(
     for i, path in enumerate(paths):
         with _image(path, "a whole image") as image:
             if image.size != (width, height):
-                # A JPEG several times too large is decoded at a fraction of its size: many times quicker.
+                # A JPEG that is several times too large is decoded at a fraction of its size: much faster.
                 image.draft(mode, (2 * width, 2 * height))
             resized = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
             x[i] = np.asarray(resized).reshape(height, width, channels).transpose(2, 0, 1)
@@ -181,7 +181,7 @@ def _contents(folder: Path) -> tuple[list[Path], list[Path]]:
 def _head(path: Path) -> tuple[tuple[int, int], str]:
     with _image(path, "an image") as image:
         if image.mode[0] in "IF":
-            raise ValueError(f"pixels of mode {image.mode}, more than 8 bits a channel")
+            raise ValueError(f"pixels of mode {image.mode}, more than 8 bits per channel")
         return image.size, image.mode
 
 
@@ -189,6 +189,8 @@ def _head(path: Path) -> tuple[tuple[int, int], str]:
 def _image(path: Path, what: str) -> Iterator[Image.Image]:
     """An image whose pixels are not yet read."""
     with reading(path, what), safe_reading.open_file(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what images take together is checked
+        warnings.simplefilter(
+            "ignore", Image.DecompressionBombWarning
+        )  # the memory of all images together is checked
         with Image.open(file, formats=FORMATS) as image:
             yield image

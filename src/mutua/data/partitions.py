@@ -34,7 +34,7 @@ class Deal:
 def apportion(
     n: int, weights: np.ndarray, rng: np.random.Generator, carry: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """`n` in whole numbers as near to `weights` as can be: largest remainder (plus `carry`), ties by lot."""
+    """`n` in whole numbers in proportion to `weights`: largest remainder (plus `carry`), ties at random."""
     exact = n * weights / weights.sum()
     sizes: np.ndarray = np.floor(exact + EPS).astype(np.int64)
     rest = exact - sizes
@@ -44,7 +44,7 @@ def apportion(
 
 
 def cut(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """For each row of `counts` (clients × classes) that many samples of each class, at random, disjoint."""
+    """For each row of `counts` (clients × classes), that many random samples of each class; no sample twice."""
     ends = np.cumsum(counts, axis=0)
     columns = range(counts.shape[1])
     members = [rng.permutation(np.flatnonzero(y == c)) for c in columns]
@@ -61,7 +61,7 @@ class _Seeded(Spec):
 
 def dealing_seed(partition: object, seed: int) -> int:
     """The seed by which data is dealt in a run of this seed: the partition's own, if it has one."""
-    own = getattr(partition, "seed", None)  # which a partition of a user's own need not have
+    own = getattr(partition, "seed", None)  # a user's own partition may have none
     return seed if own is None else int(own)
 
 
@@ -81,7 +81,7 @@ class _Counted(_Seeded):
 
 
 class IID(_Counted):
-    """Every client a random part of the same size (sizes differ by at most 1)."""
+    """Every client gets a random part of the same size (sizes differ by at most 1)."""
 
     kind: Literal["iid"] = "iid"
 
@@ -93,7 +93,7 @@ class IID(_Counted):
 
 
 class LogNormal(_Counted):
-    """Every client a random part, of a size drawn log-normally: the larger `sigma`, the more sizes differ."""
+    """Every client gets a random part of log-normal size: the larger `sigma`, the more sizes differ."""
 
     kind: Literal["lognormal"] = "lognormal"
     sigma: Annotated[FiniteFloat, Field(ge=0)]
@@ -102,20 +102,20 @@ class LogNormal(_Counted):
         """The shuffled samples cut in parts of log-normal sizes, each at least 1."""
         self._enough(samples)
         z = rng.standard_normal(self.clients)
-        weights = np.exp(self.sigma * (z - z.max()))  # the maximum is taken off so that nothing overflows
+        weights = np.exp(self.sigma * (z - z.max()))  # the maximum is subtracted so that nothing overflows
         sizes = 1 + apportion(len(samples) - self.clients, weights, rng)
         parts = np.split(rng.permutation(len(samples)), np.cumsum(sizes)[:-1])
         return Deal([np.sort(part) for part in parts], self._ids())
 
 
 class Shards(_Counted):
-    """Every client `shards_per_client` shards, a shard being one class where the numbers allow it."""
+    """Every client gets `shards_per_client` shards; a shard is of one class if the numbers allow it."""
 
     kind: Literal["shards"] = "shards"
     shards_per_client: Annotated[int, Field(ge=1)]
 
     def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
-        """Shards of one class where clients × shards is a multiple of the classes, else of sorted labels."""
+        """Shards of one class if clients × shards is a multiple of the classes, otherwise of sorted labels."""
         names, y = np.unique(samples.y.numpy(), return_inverse=True)
         K, p, C, N = self.clients, self.shards_per_client, len(names), len(samples)
         if p > C:
@@ -157,14 +157,14 @@ class Shards(_Counted):
 
 
 class Dirichlet(_Counted):
-    """Each class spread over clients in Dirichlet(`alpha`) proportions, at least `min_size` samples per client."""
+    """Each class is spread over clients by Dirichlet(`alpha`), with at least `min_size` samples per client."""
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: Annotated[FiniteFloat, Field(gt=0)]
     min_size: Annotated[int, Field(ge=1)] = 10
 
     def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
-        """Proportions redrawn until every client has enough, a bounded number of times."""
+        """Draw proportions until every client has enough, a limited number of times."""
         if self.clients * self.min_size > len(samples):
             raise InputError(
                 f"partition.min_size: {self.min_size} for each of {self.clients} clients needs "
@@ -188,14 +188,14 @@ class Dirichlet(_Counted):
 
 
 class Majority(_Counted):
-    """Every client as many samples, fraction `p` of them in its own few majority classes."""
+    """Every client gets the same number of samples, a fraction `p` of them in its own few majority classes."""
 
     kind: Literal["majority"] = "majority"
     p: Annotated[FiniteFloat, Field(ge=0, le=1)]
     majority_classes: Annotated[int, Field(ge=1)] = 2
 
     def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
-        """The largest equal size that the classes can supply; majority classes shared only if they must be."""
+        """The largest equal size that the classes can supply; clients share majority classes only if they must."""
         self._enough(samples)
         y = np.unique(samples.y.numpy(), return_inverse=True)[1]
         supply = np.bincount(y)
@@ -217,7 +217,7 @@ class Majority(_Counted):
             )
         notes = []
         if K * size < N:
-            notes.append(f"{N - K * size} of {N} training samples left over: this mix allows {size} a client")
+            notes.append(f"{N - K * size} of {N} training samples left over: this mix allows {size} per client")
         if self.p < m / C:
             notes.append(f"p = {self.p:g} is below an even share ({m / C:g}): the majority is a minority")
         return Deal(cut(y, counts, rng), self._ids(), "; ".join(notes))
@@ -225,7 +225,7 @@ class Majority(_Counted):
     def _counts(
         self, size: int, supply: np.ndarray, major: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray | None:
-        """How many samples of each class each client gets at this size; None where a class has too few."""
+        """How many samples of each class each client gets at this size; None if a class has too few."""
         in_major = int(np.floor(self.p * size + 0.5 + EPS))
         m, others = self.majority_classes, major.shape[1] - self.majority_classes
         base_major, more_major = divmod(in_major, m)
@@ -234,7 +234,7 @@ class Majority(_Counted):
         left = supply - counts.sum(axis=0)
         if left.min() < 0:
             return None
-        # What does not divide goes, one sample per class, to the classes with the most left.
+        # The remainder is taken from the classes with the most samples left, one sample per class.
         extra = np.zeros_like(major)
         for k in rng.permutation(len(major)):
             order = np.lexsort((rng.random(len(left)), -left))
@@ -279,7 +279,7 @@ class Domains(_Seeded):
     kind: Literal["domains"] = "domains"
 
     def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
-        """Every sample to the client of its domain, which has none where all are opted out."""
+        """Give every sample to the client of its domain, which has none if all of its samples are opted out."""
         if samples.domain is None:
             raise InputError(
                 "partition.kind: domains, but the data has no domains; use a source that has, or another kind"
@@ -291,7 +291,7 @@ class Domains(_Seeded):
 
 
 class Rotated(_Seeded):
-    """One client per angle (degrees clockwise): all have the same images, each client's turned by its own."""
+    """One client per angle (degrees clockwise): all have the same images, each client turns them by its own."""
 
     kind: Literal["rotated"] = "rotated"
     angles: Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
@@ -301,14 +301,14 @@ class Rotated(_Seeded):
         ids = self._ids()
         twice = [name for name in ids if ids.count(name) > 1]
         if twice:
-            raise ValueError(f"{twice[0]} is given twice; angles must differ, for they name the clients")
+            raise ValueError(f"{twice[0]} is given twice; angles must differ because they name the clients")
         return self
 
     def _ids(self) -> list[str]:
         return [f"{angle:g}deg" for angle in self.angles]
 
     def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
-        """Every image to every client."""
+        """Give every image to every client."""
         if samples.x.dim() != 4:
             raise InputError(
                 f"partition.kind: rotated needs images, but a sample has shape {tuple(samples.x.shape[1:])}; "

@@ -17,7 +17,7 @@ from mutua.support.text import some
 
 @dataclass(frozen=True, repr=False)
 class Public:
-    """Samples by owner. Without labels only what models say of them can be learned from."""
+    """Samples by owner. Without labels, clients can learn only from what models predict for them."""
 
     parts: Mapping[str, Samples]
     labelled: bool = True

@@ -16,14 +16,14 @@ from mutua.support.text import several, some
 
 Layout = Literal["channels-first", "channels-last"]
 MOST_NUMBERED = 100_000
-"""So many classes or domains may go by their numbers; more must be named."""
+"""The most classes or domains without names."""
 
 
 @dataclass(frozen=True)
 class Preprocess:
     """How stored values become a model's input: (x * scale - mean) / std, by channel.
 
-    The numbers are declared, never computed from data, so they carry nothing about any sample.
+    The numbers are declared, never computed from data, so they say nothing about any sample.
     """
 
     scale: float = 1.0
@@ -50,7 +50,7 @@ class Preprocess:
 class Samples:
     """Inputs `x` (N, channels, height, width) or (N, features), labels `y` as indices into `classes`.
 
-    Images stay uint8 in memory; `preprocess` makes a model's input of them when they are used.
+    Images stay uint8 in memory; `preprocess` turns them into a model's input when they are used.
     """
 
     x: Tensor
@@ -60,9 +60,9 @@ class Samples:
     domain: Tensor | None = None
     domains: tuple[str, ...] = ()
     opted_out: Tensor | None = None
-    """Which samples their owner keeps out of the federation, where the data itself says so."""
+    """Which samples their owner keeps out of the federation, if the data itself says so."""
     declared: tuple[str, ...] | None = None
-    """Those of the classes that somebody has named; None is all. The others were read off labels or folders."""
+    """The classes that somebody has named; None is all. The others were found in labels or folder names."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -79,7 +79,7 @@ class Samples:
 
     @property
     def size(self) -> int | tuple[int, int]:
-        """Side of the image; (height, width) where they differ; 1 for plain features."""
+        """Side of the image; (height, width) if they differ; 1 for plain features."""
         if self.x.dim() == 2:
             return 1
         height, width = int(self.x.shape[2]), int(self.x.shape[3])
@@ -106,7 +106,7 @@ class Samples:
 
     @property
     def opted_in(self) -> Samples:
-        """Those that the federation may know of."""
+        """The samples that the federation may learn from."""
         return self if self.opted_out is None else self.take((~self.opted_out).nonzero()[:, 0])
 
     def counts(self) -> np.ndarray:
@@ -161,7 +161,7 @@ class Samples:
 
     @staticmethod
     def given(data: Any, name: str, like: Samples | None = None) -> Samples:
-        """What somebody gave as samples: Samples, or a torch Dataset, read with the classes of `like`."""
+        """Samples from what a user gave: Samples, or a torch Dataset, read with the classes of `like`."""
         if isinstance(data, Samples):
             return data
         if isinstance(getattr(data, "train", None), Samples):
@@ -175,7 +175,7 @@ class Samples:
 
 
 def texts(names: np.ndarray) -> np.ndarray:
-    """Names as text; bytes that are none are written as escapes."""
+    """Names as text; bytes that are not UTF-8 are written as escapes."""
     return (np.char.decode(names, "utf-8", "backslashreplace") if names.dtype.kind == "S" else names).astype(str)
 
 
@@ -190,7 +190,7 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
 def known_classes(parts: Sequence[tuple[Samples, Tensor | None]]) -> tuple[str, ...]:
     """The classes as the federation may know them: those declared, and those of shown samples (None: all).
 
-    Labels that are numbers are counted through, as where they are read off all samples.
+    If labels are numbers, all numbers up to the largest are classes.
     """
     held = [part for part, _ in parts]
     declared = list(dict.fromkeys(n for p in held for n in (p.classes if p.declared is None else p.declared)))
@@ -202,8 +202,8 @@ def known_classes(parts: Sequence[tuple[Samples, Tensor | None]]) -> tuple[str, 
     return (*declared, *sorted(found))
 
 
-def settled(parts: Sequence[Samples]) -> list[Samples]:
-    """The same samples with a list of classes in which no label that is opted out had a say."""
+def with_known_classes(parts: Sequence[Samples]) -> list[Samples]:
+    """The same samples with a list of classes that does not depend on any opted-out label."""
     names = known_classes([(part, None if part.opted_out is None else ~part.opted_out) for part in parts])
     try:
         return [replace(part.relabelled(names), declared=None) for part in parts]
@@ -213,7 +213,7 @@ def settled(parts: Sequence[Samples]) -> list[Samples]:
 
 
 def undeclared(names: Iterable[str]) -> str:
-    """What to say of classes that only opted-out samples have."""
+    """The error about classes that only opted-out samples have."""
     which = ", ".join(sorted(names))
     return (
         f"classes: only opted-out samples have {which}, and nobody has declared it; declare all classes "
@@ -252,7 +252,7 @@ def _check(
             f"{name}.x: shape {tuple(xt.shape)}; give (N, H, W), (N, H, W, C), (N, C, H, W) or (N, features)"
         )
     if yt.dim() != 1 or len(yt) != len(xt):
-        raise InputError(f"{name}.y: shape {tuple(yt.shape)} for {len(xt)} inputs; give one label a sample")
+        raise InputError(f"{name}.y: shape {tuple(yt.shape)} for {len(xt)} inputs; give one label per sample")
     if len(xt) == 0:
         raise InputError(f"{name}: no samples; it needs at least one")
     if 0 in xt.shape:
@@ -308,7 +308,7 @@ def _check(
 
 
 def layout_of(shape: Sequence[int]) -> Layout | None:
-    """Where (N, a, b, c) has its channels: there are 1, 3 or 4, or images are square. None where both could be."""
+    """Where (N, a, b, c) has its channels: there are 1, 3 or 4, or images are square. None if both could be."""
     _, a, b, c = shape
     first, last = ((n in (1, 3, 4), square) for n, square in ((a, b == c), (c, a == b)))
     if first > last or (a, b, c) == (1, 1, 1):
@@ -327,7 +327,7 @@ def fitting(shape: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
         layouts = {"channels-first": (shape[1], shape[2:]), "channels-last": (shape[3], shape[1:3])}
         fit = [name for name, (n, rest) in layouts.items() if n in allowed and list(rest) == sides]
         if not fit:
-            return {}  # what is wrong is said when it is compared
+            return {}  # the error comes when shapes are compared
         found["layout"] = fit[0]
     return found
 
@@ -349,7 +349,7 @@ def _channels_first(x: Tensor, layout: Layout | None, name: str) -> Tensor:
 
 
 def _with_channels(x: Tensor, channels: int | None, name: str) -> Tensor:
-    """Grey images as RGB where that is asked for: a grey site among coloured ones."""
+    """Grey images as RGB if asked for, such as a grey site among coloured ones."""
     if channels is None or (x.dim() == 4 and x.shape[1] == channels):
         return x
     if x.dim() != 4 or channels != 3 or x.shape[1] != 1:

@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Place:
-    """A path below the data folder where a set may be, how to read it there, and what to say of it."""
+    """A path below the data folder where a set may be, how to read it there, and a note about it."""
 
     path: str
     read: Callable[[Path], Arrays]
@@ -60,7 +60,7 @@ class Known:
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A line of the catalogue; `found` is where the set is, None where it must be got first."""
+    """A line of the catalogue; `found` is where the set is, None if it must be downloaded first."""
 
     name: str
     about: str
@@ -139,7 +139,7 @@ KNOWN: dict[str, Known] = {
             *("cifar100/cifar-100-python.tar.gz", "cifar-100-python.tar.gz", "cifar-100-python"),
             *("cifar-100-binary.tar.gz", "cifar-100-binary"),
         )
-        + (Place("cifar100-half.npz", formats.npz, "half of CIFAR-100: 250 + 50 images a class"),),
+        + (Place("cifar100-half.npz", formats.npz, "half of CIFAR-100: 250 + 50 images per class"),),
         preprocess=Preprocess(1 / 255, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
         how="mutua data get cifar100",
     ),
@@ -190,7 +190,7 @@ GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": formats.npz, "folder": i
 
 
 PYTHON = "python:"
-"""So the name of data begins that was given as objects in Python; a checksum of it follows."""
+"""How the name of data begins that was given as objects in Python; a checksum follows."""
 
 
 def data_folder(data_dir: PathLike | None = None) -> Path:
@@ -224,10 +224,10 @@ def load(
 ) -> Source:
     """A known set by name, or `arrays` (path of an .npz) or `folder` (path of a folder of images).
 
-    `classes` declares the classes: by name where the set names its own, else in the order of the labels.
+    `classes` declares the classes: by name if the set has names, otherwise in the order of the labels.
     `mask` names what is opted out: an array of the .npz, or a list file in the folder.
     `layout` says where arrays have their channels, if their number does not; `channels` 3 makes grey images RGB.
-    Where `fits` is the shape of a model's inputs, data is read as that model takes it.
+    If `fits`, the shape of a model's inputs, is given, data is read to fit that model.
     """
     if layout is not None and name != "arrays":
         raise InputError(f"layout: {layout} is for data 'arrays'; '{name}' says itself where its channels are")
@@ -264,7 +264,7 @@ def _place(known: Known, folder: Path) -> Place | None:
 
 
 def _holds(place: Place, path: Path) -> bool:
-    """Whether a set is there, rather than an empty folder or a download that has not ended."""
+    """Whether a set is there, rather than an empty folder or an unfinished download."""
     if place.read is formats.idx:
         return any((path / f"train-images-idx3-ubyte{end}").is_file() for end in ("", ".gz"))
     if place.read is image_folders.images:
@@ -303,11 +303,11 @@ def _source(
     train, test = _as_read(name, arrays, image_size, known, named or declared)
     read_off = known is None and declared is None and (named is None or arrays.by_folder)
 
-    def settled(samples: Samples) -> Samples:
+    def with_classes(samples: Samples) -> Samples:
         samples = samples if declared is None else samples.relabelled(tuple(declared))
         return replace(samples, declared=() if read_off else None)
 
-    return Source(name, settled(train), test and settled(test), _listed(arrays), arrays.lists)
+    return Source(name, with_classes(train), test and with_classes(test), _listed(arrays), arrays.lists)
 
 
 def _as_read(
@@ -344,14 +344,14 @@ def _as_read(
     if test.x.shape[1:] != train.x.shape[1:] or test.x.dtype != train.x.dtype:
         shapes = f"{tuple(test.x.shape[1:])} {test.x.dtype}, not {tuple(train.x.shape[1:])} {train.x.dtype}"
         raise InputError(f"{name}.test.x: samples of {shapes} as in training; they must agree")
-    if classes is None:  # named by number: the longer row of numbers serves both
+    if classes is None:  # numbered: the longer list of numbers serves both
         both = max(train.classes, test.classes, key=len)
         train, test = replace(train, classes=both), replace(test, classes=both)
     return _resized(train, image_size, name), _resized(test, image_size, name)
 
 
 def _listed(arrays: Arrays) -> str:
-    """What a reader should know of a split by list files."""
+    """What a user should know about a split by list files."""
     if arrays.lists is None:
         return ""
     fit, val, test = (arrays.lists[part] for part in ("train", "val", "test"))

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut, dealing_seed
-from mutua.data.samples import Samples, settled
+from mutua.data.samples import Samples, with_known_classes
 from mutua.data.transforms import rotate
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream
@@ -117,7 +117,7 @@ def split_and_deal(
     hidden: dict[str, Samples] = {}
     if any(part is not None and part.opted_out is not None for part in parts.values()):
         known = {name: part for name, part in parts.items() if part is not None}
-        known = dict(zip(known, settled(list(known.values())), strict=True))
+        known = dict(zip(known, with_known_classes(list(known.values())), strict=True))
         hidden = {n: p.take(p.opted_out.nonzero()[:, 0]) for n, p in known.items() if p.opted_out is not None}
         known = {name: part.opted_in for name, part in known.items()}
         train, val, test = known["train"], known.get("val"), known.get("test")

@@ -32,7 +32,7 @@ def rotate(x: Tensor, degrees: float) -> Tensor:
 
 
 def augment(x: Tensor, names: Sequence[Augment], generator: torch.Generator) -> Tensor:
-    """The batch with each image randomly changed by these, in this order; all chance is the generator's."""
+    """The batch with each image randomly changed by these, in this order, with random numbers of the generator."""
     steps = {"crop": _crop, "flip": _flip}
     for name in names:
         if name not in steps:
@@ -55,6 +55,6 @@ def _crop(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Left and right swapped in every other image, by lot."""
+    """Left and right swapped in each image with probability 1/2."""
     chosen = torch.rand(len(x), generator=generator).to(x.device) < 0.5
     return torch.where(chosen[:, None, None, None], x.flip(-1), x)

@@ -47,7 +47,7 @@ class Ledger(Log[Entry]):
         return f"Ledger({len(self):,} entries; {crossed})"
 
     def record(self, round: int, client: str, direction: Direction, message: Message | None) -> None:
-        """Enter a message; None is no message and no bytes."""
+        """Add a message; None is no message and no bytes."""
         if message is None:
             return
         for name, part in message.items():
@@ -56,7 +56,7 @@ class Ledger(Log[Entry]):
         self._append(Entry(round, client, direction, "envelope", "", 0, 0, message.envelope))
 
     def _append(self, row: Entry) -> None:
-        # Sums are asked for after every round, and of every client: no entry is counted twice.
+        # Sums are needed after every round and for every client: each entry is counted once, here.
         super()._append(row)
         for who in (row.client, None):
             self._totals[row.direction, who] = self._totals.get((row.direction, who), 0) + row.bytes
@@ -66,7 +66,7 @@ class Ledger(Log[Entry]):
                 mine[label] = mine.get(label, 0) + row.bytes
 
     def bytes(self, direction: Direction, client: str | None = None) -> int:
-        """How many bytes crossed in this direction, of one client or of all."""
+        """How many bytes crossed in this direction, for one client or for all."""
         return self._totals.get((direction, client), 0)
 
     def kinds(self, direction: Direction, client: str | None = None) -> dict[str, int]:

@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Arrays of one kind. A lone number is an array without dimensions under the empty name."""
+    """Arrays of one kind. A single number is an array without dimensions under the empty name."""
 
     kind: Kind
     arrays: Tensors
@@ -45,7 +45,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """What its numbers take on the wire, from shapes alone."""
+        """The bytes of its numbers, computed from shapes alone."""
         return sum(array.numel() * array.element_size() for array in self.arrays.values())
 
 
@@ -55,7 +55,7 @@ class Message(Mapping[str, Part]):
     def __init__(self, /, **parts: Part) -> None:
         for name in parts:
             if "/" in name:
-                raise ValueError(f"a part's name has no '/', which divides names on the wire: '{name}'")
+                raise ValueError(f"a part's name must have no '/', which separates names in a message: '{name}'")
         self._parts = parts
 
     def __getitem__(self, name: str) -> Part:
@@ -79,7 +79,7 @@ class Message(Mapping[str, Part]):
         return self._parts[name].arrays
 
     def number(self, name: str) -> float:
-        """The number in the part of this name; `Refused` where it is not one."""
+        """The number in the part of this name; `Refused` if it is not a single number."""
         arrays = self._parts[name].arrays
         if list(arrays) != [""] or arrays[""].dim():
             raise Refused(f"'{name}' is not one number")
@@ -87,7 +87,7 @@ class Message(Mapping[str, Part]):
 
     @property
     def envelope(self) -> int:
-        """Bytes of the safetensors header: what the names and shapes take beside the numbers."""
+        """Bytes of the safetensors header, which holds names and shapes."""
         signature = tuple(
             (key, DTYPES[array.dtype], tuple(array.shape), array.element_size())
             for key, array in self._flat().items()
@@ -108,7 +108,7 @@ class Message(Mapping[str, Part]):
 
     @staticmethod
     def decode(data: bytes) -> Message:
-        """The message in these bytes; `Refused` where they are none."""
+        """The message in these bytes; `Refused` if they are not a message."""
         try:
             flat, _ = safe_reading.parse_arrays(data)
         except safe_reading.Unreadable as error:
@@ -163,9 +163,8 @@ Shares = Mapping[Kind, str]
 def may_leave(message: Message | None, shares: Shares, brief: Message | None) -> None:
     """Refuse, by name, a message that holds anything the method did not declare.
 
-    Weights may carry only what the server's own have: the same names, shapes and types, and whole numbers as they
-    came. A count, an entropy or an accuracy is one number. So neither an adaptor nor label counts can slip out
-    inside a declared part.
+    Weights must have names, shapes and types of the server's own, and whole numbers as they came. A count, an
+    entropy or an accuracy is one number. So neither an adaptor nor label counts can leave inside a declared part.
     """
     if message is None:
         return
@@ -193,7 +192,7 @@ def may_leave(message: Message | None, shares: Shares, brief: Message | None) ->
 
 
 MAX_COUNT = 2**53
-"""The largest count: beyond it a weight, which is a float, could not be told from its neighbours."""
+"""The largest count: above it, weights, which are floats, could not represent every whole number."""
 
 
 def _is_count(name: str, array: Tensor) -> None:
@@ -204,8 +203,8 @@ def _is_count(name: str, array: Tensor) -> None:
 def _is_as_it_came(name: str, array: Tensor, came: Tensor) -> None:
     """Refuse an array that is not the global's in shape and type, or whole numbers that have changed.
 
-    Those are counters and masks. Batch-norm's counter of batches would tell how many samples a client has; and
-    nobody learns them, so whatever else is in them is smuggled.
+    Whole numbers are counters and masks, which are not learned. Batch-norm's counter of batches would tell how
+    many samples a client has, and any other change could carry hidden data.
     """
     if array.shape != came.shape or array.dtype != came.dtype:
         there = f"{came.dtype} {tuple(came.shape)}"

@@ -22,7 +22,7 @@ SELECTIONS: dict[Selection, str] = {
     "last5": "over the last 5 evaluations",
     "best": "when best on validation",
 }
-"""Which evaluation a reported number is of. There is none that looks at test data."""
+"""Which evaluation a reported number is taken from. None of them looks at test data."""
 
 
 def _topology(given: object) -> object:
@@ -38,7 +38,7 @@ class Budget(Spec):
 
 
 class Plan(Spec):
-    """What is common to all methods. A round's local work is `epochs` or `steps`, one of them."""
+    """What is common to all methods. A round's local work is either `epochs` or `steps`."""
 
     model_config = ConfigDict(validate_default=True)
 
@@ -76,17 +76,17 @@ class Plan(Spec):
                 values = {**values, "epochs": 1}
         return values
 
-    def within_budget(self, bytes_a_reply: int, clients: int) -> Plan:
-        """The same total of local steps in as many rounds as the budget pays for."""
-        if self.budget is None or not bytes_a_reply:
+    def within_budget(self, reply_bytes: int, clients: int) -> Plan:
+        """The same total of local steps in as many rounds as the budget allows."""
+        if self.budget is None or not reply_bytes:
             return self
         if self.steps is None:
             raise InputError("budget: it divides a total of local steps over rounds; give steps instead of epochs")
-        a_round = bytes_a_reply * self.drawn(clients)
-        total, most = self.rounds * self.steps, min(self.rounds, self.budget.bytes_up // a_round)
+        per_round = reply_bytes * self.drawn(clients)
+        total, most = self.rounds * self.steps, min(self.rounds, self.budget.bytes_up // per_round)
         if not most:
             raise InputError(
-                f"budget.bytes_up: {self.budget.bytes_up}, but one round of this method sends {a_round} bytes"
+                f"budget.bytes_up: {self.budget.bytes_up}, but one round of this method sends {per_round} bytes"
             )
         rounds = next(number for number in range(most, 0, -1) if total % number == 0)
         return self.model_copy(update={"rounds": rounds, "steps": total // rounds})

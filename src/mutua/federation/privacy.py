@@ -1,4 +1,4 @@
-"""Privacy as a stage: what a client learned is clipped and noised before anything leaves, and accounted for.
+"""What a client does for privacy: it clips what it learned and adds noise before anything leaves.
 
 McMahan et al. 2018, "Learning differentially private recurrent language models" (by client); Abadi et al. 2016,
 "Deep learning with differential privacy" (by example). docs/privacy.md says what is promised, and to whom.
@@ -20,7 +20,7 @@ Level = Literal["client", "example"]
 
 LEAST_NOISE = 1e-3
 MOST = 1e30
-"""Noise times clip: beyond it a float32 could not hold a noised number."""
+"""The largest noise times clip: float32 cannot hold noise that is larger."""
 
 
 class Privacy(Spec):
@@ -31,16 +31,16 @@ class Privacy(Spec):
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     delta: float = Field(1e-5, ge=1e-100, lt=1)
     budget: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """The most that ε may become in all messages: rounds that would pass it are not run."""
+    """The largest ε of all messages together: rounds that would exceed it are not run."""
     randomness: Literal["system", "seeded"] = "system"
-    """Where noise comes from: the system, or the seed, so that runs repeat and who knows it can take it off."""
+    """Where noise comes from: the system, or the seed. Who knows the seed can repeat the run and remove noise."""
 
     @field_validator("noise")
     @classmethod
     def _countable(cls, noise: float) -> float:
         if 0 < noise < LEAST_NOISE:
             raise ValueError(
-                f"{noise} is less than any accountant counts; give at least {LEAST_NOISE:g}, or 0 to clip only"
+                f"{noise} is too small for any accountant; give at least {LEAST_NOISE:g}, or 0 to clip only"
             )
         return noise
 
@@ -48,14 +48,14 @@ class Privacy(Spec):
     def _representable(self) -> Self:
         if self.noise * self.clip > MOST:
             raise ValueError(
-                f"noise × clip is {self.noise * self.clip:.3g}, which float32 drowns in; at most {MOST:g}"
+                f"noise × clip is {self.noise * self.clip:.3g}, which is too much for float32; at most {MOST:g}"
             )
         if self.budget is not None and not self.noise:
             raise ValueError("budget: without noise there is no ε to keep below it; give noise above 0")
         return self
 
     def stream(self, root: int, *path: Path) -> torch.Generator | None:
-        """What noise and secret draws come from: the stream of this name, or the system, which is None."""
+        """The source of noise and secret draws: the stream of this name, or None for the system's."""
         return torch_stream(root, *path) if self.randomness == "seeded" else None
 
     def leaving(self, message: Message, brief: Message, stream: torch.Generator | None) -> Message:
@@ -70,7 +70,7 @@ class Privacy(Spec):
         floating = [n for n, array in meme.items() if array.is_floating_point()]
         update = torch.cat([(meme[n].double() - before[n].double()).reshape(-1) for n in floating])
         norm = float(update.norm())
-        # What has diverged is sent as no update at all: a NaN would tell.
+        # A diverged update is replaced by zeros: NaN would say something about the data.
         update = update * (self.clip / max(norm, self.clip)) if norm < torch.inf else torch.zeros_like(update)
         update += self.noise * self.clip * normals(len(update), stream, update.dtype)
         noised = {n: before[n] for n in meme}
@@ -79,9 +79,9 @@ class Privacy(Spec):
         return Message(**{**message, name: weights(noised)})
 
     def merged(self, state: State) -> State:
-        """The server's state with no variance below 0: noise may bring one there, and no model survives it.
+        """The server's state without negative variances, which noise can cause and which break a model.
 
-        It is done to the merged: of messages that were cut off one by one the sum would not be normal any more.
+        This is done after merging: if single messages were cut off, their sum would not be normally distributed.
         """
         return {
             group: {n: a.clamp_min(0) if n.endswith("running_var") else a for n, a in arrays.items()}

@@ -1,4 +1,4 @@
-"""What noise is worth: ε of many uses of the Gaussian mechanism, by a tight accountant and by Rényi's."""
+"""The ε of many uses of the Gaussian mechanism: by a tight accountant, and by Rényi differential privacy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutua.errors import InputError
 
 
 class Uses(NamedTuple):
-    """So many uses of the Gaussian mechanism: noise by sensitivity, and how likely one's data are in each."""
+    """Uses of the Gaussian mechanism: noise divided by sensitivity, the sampling rate, and how many times."""
 
     noise: float
     rate: float
@@ -21,14 +21,14 @@ class Uses(NamedTuple):
 
 
 Mechanism = tuple[Uses, ...]
-"""All that somebody sees of one client's data, or of one example."""
+"""All uses of one client's data, or of one example."""
 
 
 Account = Callable[[Mechanism, float], float]
 
 
 def epsilon(uses: Iterable[Uses], delta: float) -> float:
-    """ε of these uses together: exact where nothing is sampled, else by privacy loss distributions (PLD)."""
+    """ε of these uses together: exact if nothing is sampled, otherwise by privacy loss distributions (PLD)."""
     uses = _joined(uses)
     if all(use.rate == 1 for use in uses):
         # Many Gaussian mechanisms are one, and its ε has a closed form: Balle and Wang 2018, Theorem 8.
@@ -42,16 +42,16 @@ def epsilon(uses: Iterable[Uses], delta: float) -> float:
 
 
 PLD_FROM, PLD_TO, PLD_DELTA = 1e-3, 1e3, 1e-12
-"""Beyond them its grid is too coarse, too long or its sums not exact enough; what RDP says then holds too."""
+"""Outside of these PLD's grid is too coarse or too long, or its sums not exact enough; RDP's bound is used."""
 
 
 def rdp(uses: Iterable[Uses], delta: float, orders: Sequence[float] | None = None) -> float:
-    """ε of these uses together by Rényi differential privacy: an upper bound, at any orders."""
+    """ε of these uses together by Rényi differential privacy (RDP): an upper bound, for any orders."""
     return _composed(accounting().rdp.RdpAccountant(orders), _joined(uses), delta)
 
 
 def largest(mechanisms: Iterable[Mechanism], delta: float, account: Account) -> float:
-    """The largest ε of these. Most are ruled out by a bound that costs a hundredth."""
+    """The largest ε of these. Most are ruled out by a bound that takes a hundredth of the time."""
     different = set(map(_joined, mechanisms))
     if all(use.rate == 1 for uses in different for use in uses):
         return account(max(different, key=_precision, default=()), delta)
@@ -69,12 +69,12 @@ QUICK = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 
 
 def _precision(uses: Mechanism) -> float:
-    """1/σ² of the one Gaussian mechanism that many are together, where nothing is sampled."""
+    """1/σ² of the single Gaussian mechanism that equals all of them, if nothing is sampled."""
     return sum(use.times / use.noise**2 for use in uses)
 
 
 def _joined(uses: Iterable[Uses]) -> Mechanism:
-    """The same with every pair of noise and rate once."""
+    """The same uses, with each pair of noise and rate once."""
     times: Counter[tuple[float, float]] = Counter()
     for use in uses:
         times[use.noise, use.rate] += use.times
@@ -94,7 +94,7 @@ def _composed(accountant: Any, uses: Mechanism, delta: float) -> float:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without the library's warnings of orders that it leaves out: the bound holds with the others."""
+    """Hide the library's warnings about orders that it leaves out: the bound holds with the others."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -107,7 +107,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def accounting() -> Any:
-    """The library of accountants, or a word on how to get it."""
+    """The library of accountants; an error says how to install it."""
     try:
         import dp_accounting
     except ImportError:

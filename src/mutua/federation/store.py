@@ -17,14 +17,14 @@ State = dict[str, Tensors]
 
 
 def copied(state: State) -> State:
-    """Arrays are replaced, never changed in place, so copying the two levels of names is enough."""
+    """A copy of the names only: arrays are replaced, never changed in place."""
     return {group: dict(arrays) for group, arrays in state.items()}
 
 
 def not_finite(state: State, before: State) -> str | None:
-    """The first array with NaN, or with infinity where `before` was finite: one that nobody should keep.
+    """The first array with NaN, or with infinity where `before` was finite: it must not be kept.
 
-    What has not changed is not looked at. A model may have infinite numbers from the start, as masks have.
+    Unchanged arrays are skipped. A model may have infinite numbers from the start, such as masks.
     """
     for group, arrays in state.items():
         old = before.get(group, {})
@@ -35,7 +35,7 @@ def not_finite(state: State, before: State) -> str | None:
 
 
 def _broken(array: Tensor, old: Tensor | None) -> bool:
-    # NaN and infinity show in a sum, which is ten times as fast as a look at every number. It may overflow too.
+    # A sum shows NaN and infinity, ten times as fast as checking every number. It may also overflow.
     if not array.is_floating_point() or math.isfinite(float(array.sum())):
         return False
     if bool(array.isnan().any()):
@@ -45,7 +45,7 @@ def _broken(array: Tensor, old: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a client kept and what it replied in one round: one cannot be without the other."""
+    """What a client kept and what it replied in one round: always both together."""
 
     round: int
     state: State
@@ -61,7 +61,7 @@ class Store:
     commits: list[Commit] = field(default_factory=list)
 
     def copy_arrays(self) -> None:
-        """Have all arrays in memory of their own; what two commits share they go on sharing."""
+        """Copy all arrays out of shared memory; an array of two commits is copied once."""
         made: dict[int, Tensor] = {}
 
         def own(arrays: Tensors) -> Tensors:
@@ -93,17 +93,17 @@ class Store:
     def commit(
         self, round: int, state: State, reply: Message | None, terms: dict[str, float] | None = None
     ) -> None:
-        """Keep state and reply together; what was known of this round or later is replaced."""
+        """Keep state and reply together; commits of this round or later are replaced."""
         before = [commit for commit in self.commits if commit.round < round]
         self.commits = [*before[-1:], Commit(round, state, reply, terms or {})]
 
     def back_to(self, round: int) -> None:
-        """Forget the work of later rounds, unless nothing else is known: it will be done anew."""
+        """Forget the work of later rounds, so that it is repeated; unless there is nothing earlier."""
         self.commits = [commit for commit in self.commits if commit.round <= round] or self.commits
 
     @property
     def changed(self) -> bool:
-        """Whether the newest commit's state is another than the one before it; not, where only one is known."""
+        """Whether the newest commit has changed the state; False if there is only one commit."""
         if len(self.commits) < 2:
             return False
         old, new = self.commits[-2].state, self.commits[-1].state
@@ -112,7 +112,7 @@ class Store:
         return not all(_same(array, new[group][name]) for group, a in old.items() for name, array in a.items())
 
     def upto(self, round: int) -> Store:
-        """As it was after this round's work. A later commit without an earlier one has changed no state."""
+        """The store as it was after this round. A later commit without an earlier one has changed no state."""
         before = [commit for commit in self.commits if commit.round <= round]
         return Store(before or [Commit(round, commit.state, None) for commit in self.commits[-1:]])
 

@@ -42,7 +42,7 @@ class Topology:
 
     @cached_property
     def graph(self) -> Any:
-        """The networkx graph, its nodes as text. An edge of a directed one points from who speaks to who hears."""
+        """The networkx graph, its nodes as text. In a directed graph, an edge points from speaker to listener."""
         import networkx
 
         graph = _read(local_path(self.of, "topology")) if isinstance(self.of, str | Path) else self.of
@@ -60,7 +60,7 @@ class Topology:
 
 
 def _read(path: Path) -> Any:
-    """A graph from a file: one edge a line, or GraphML, GML by its ending."""
+    """A graph from a file: one edge per line, or GraphML or GML by its ending."""
     import networkx
 
     if not path.is_file():

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator
 from mutua.errors import InputError, suggest
 
 Labels = Mapping[str, str]
-"""By axis, the label there; where not all axes are named, every cell that agrees is meant."""
+"""By axis, a label. If some axes are missing, all cells with these labels are meant."""
 
 
 def _labelled(given: object) -> object:
@@ -28,7 +28,7 @@ def _axis(axis: str, given: object) -> dict[str, object]:
     if isinstance(given, list) and given:
         labels = [as_label(value) for value in given]
         if len(set(labels)) < len(labels):
-            raise ValueError(f"{axis}: a value stands there twice; name each once")
+            raise ValueError(f"{axis}: a value is given twice; give each once")
         return dict(zip(labels, ({axis: value} for value in given), strict=True))
     if isinstance(given, Mapping) and given:
         return {as_label(label): _changes(f"{axis}.{label}", changes) for label, changes in given.items()}
@@ -42,7 +42,7 @@ def _changes(label: str, given: object) -> object:
 
 
 def as_label(value: object) -> str:
-    """A label as text, whatever YAML makes of `4` or `yes`."""
+    """A label as text: YAML reads `4` and `yes` as other types."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -57,7 +57,7 @@ Axes = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By axis and label, changes by dotted key."""
 Axis = dict[str, dict[str, Any]]
 Grid = Annotated[dict[str, Axis], BeforeValidator(_labelled)]
-"""By axis and label, changes of a recipe by dotted key; `{method.alpha: [0.1, 0.5]}` is short for such."""
+"""By axis and label, changes of a recipe by dotted key; `{method.alpha: [0.1, 0.5]}` is the short form."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell in words: its labels, with the axis where a label is a mere value, such as 0.1."""
+        """The cell's labels, each with its axis if the label is only a value, such as 0.1."""
         return ", ".join(self._word(axis, label) for axis, label in self.labels.items()) or "all"
 
     def _word(self, axis: str, label: str) -> str:
@@ -101,7 +101,7 @@ def kept(grid: Mapping[str, Axis], keep: Mapping[str, Collection[str]], field: s
 
 
 def known(grid: Mapping[str, Mapping[str, Any]], labels: Labels, field: str) -> None:
-    """Refuse an axis or label that the grid has not."""
+    """Refuse an axis or label that is not in the grid."""
     for axis, label in labels.items():
         if axis not in grid:
             raise InputError(f"{field}: '{axis}' is not an axis of grid; {suggest(axis, list(grid))}")
@@ -110,7 +110,7 @@ def known(grid: Mapping[str, Mapping[str, Any]], labels: Labels, field: str) -> 
 
 
 def changed(tree: Mapping[str, Any], changes: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """A recipe's tree with changes by dotted key; `field` is where they stand, for complaints."""
+    """A recipe's tree with changes by dotted key; `field` says in errors where they were given."""
     made = copy.deepcopy(dict(tree))
     for path, value in changes.items():
         put(made, path, copy.deepcopy(value), f"{field}: {path}")
@@ -118,7 +118,7 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any], field: str) -> 
 
 
 def put(tree: dict[str, Any], path: str, value: Any, told: str) -> None:
-    """Set `a.b` of a tree; `told` begins a complaint."""
+    """Set `a.b` of a tree; `told` is how an error begins."""
     at: Any = tree
     *parents, last = path.split(".")
     for step in parents:
@@ -135,14 +135,14 @@ def _key(at: list[Any] | dict[str, Any], step: str, told: str) -> Any:
     if isinstance(at, dict):
         return step
     if not step.isdigit() or int(step) >= len(at):
-        raise InputError(f"{told}: '{step}' is no position in a list of {len(at)}; they count from 0")
+        raise InputError(f"{told}: '{step}' is not a position in a list of {len(at)}; positions count from 0")
     return int(step)
 
 
 def facets(cells: Mapping[str, Labels]) -> dict[str, list[str]]:
-    """The names of cells that stand beside each other, by what they have in common beside their methods.
+    """Groups of cells that differ in their method only, by the labels that they have in common.
 
-    Where no axis is the method's, all of them do.
+    If no axis is `method`, all cells are one group.
     """
     found: dict[str, list[str]] = {}
     for name, labels in cells.items():

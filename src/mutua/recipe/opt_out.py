@@ -27,7 +27,7 @@ class OptOut(Spec):
     censor: str | None = None
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _check_one(self) -> Self:
         if self.censor is not None:
             check_trusted(self.censor, "opt_out.censor")
         given = [name for name in ("fraction", "samples", "mask") if getattr(self, name) is not None]

@@ -36,8 +36,8 @@ from mutua.support.configuration import PathLike, checked, read_yaml
 from mutua.support.files import FILE_NAME
 from mutua.support.text import several
 
-FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
-"""The fields that say what the federation is, beside the seed."""
+FEDERATION_FIELDS = ("data", "partition", "clients", "models", "public", "opt_out")
+"""The fields that describe the federation; the seed does too."""
 
 
 class Recipe(Plan):
@@ -69,7 +69,7 @@ class Recipe(Plan):
         return base.section_of(method)
 
     @model_validator(mode="after")
-    def _one_way(self) -> Recipe:
+    def _check_sections(self) -> Recipe:
         if self.clients is not None:
             for field in ("data", "partition"):
                 if getattr(self, field) is not None:
@@ -116,7 +116,7 @@ class Recipe(Plan):
 
     def federation(self, data_dir: PathLike | None = None) -> Federation:
         """The clients, with their data loaded and dealt, the public set and what is opted out."""
-        return make_federation(self.seed, data_dir, **{name: getattr(self, name) for name in FEDERATION})
+        return make_federation(self.seed, data_dir, **{name: getattr(self, name) for name in FEDERATION_FIELDS})
 
     @property
     def code(self) -> list[str]:

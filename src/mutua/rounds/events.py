@@ -15,7 +15,7 @@ from mutua.rounds.state import RunState
 
 @dataclass(frozen=True)
 class Started:
-    """The run begins, or goes on."""
+    """The run begins, or is resumed."""
 
     job: Job = field(repr=False)
     federation: Federation = field(repr=False)
@@ -51,7 +51,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Retried:
-    """The machine failed in a client's work and did it again, to the same bytes."""
+    """The machine failed during a client's work and repeated it, with the same bytes."""
 
     round: int
     client: str
@@ -60,7 +60,7 @@ class Retried:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """The round is merged and, where due, evaluated: everything that is known so far."""
+    """The round is merged and, if due, evaluated; with everything that is known so far."""
 
     round: int
     history: History
@@ -69,14 +69,14 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class Reached:
-    """A round is whole: the run could go on from here."""
+    """A round is complete: the run could be resumed from here."""
 
     standing: RunState
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run is broken off: it can go on from here."""
+    """The run was stopped: it can be resumed from here."""
 
     standing: RunState
 

@@ -1,8 +1,9 @@
-"""On guard against a reply that spoils what everybody is sent next.
+"""The guard against a reply that would spoil the global for everybody.
 
-Numbers can be finite and still so large that whoever trains on what is merged of them diverges. One bad reply must
-not cost the others their models: clients keep no state that is not finite (`participant.py`), a reply that cannot
-be honest is refused, and where one is far longer than the others, the server's state without it is remembered too.
+Numbers can be finite and still so large that every client that trains on the merged global diverges. One bad reply
+must not cost the others their models. So clients keep no state that is not finite (`Participant.finite`), a reply
+that cannot be honest is refused, and if a reply is far longer than the others, the guard also keeps the server's
+state without it.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from mutua.methods.base import Job, Server
 from mutua.methods.checks import on_server
 
 LARGE, HUGE = 10.0, 1000.0
-"""A reply, its real numbers as one vector, is suspect or refused if it is so many times as long as the median's.
+"""How many times as long as the median a reply is (its real numbers as one vector) to be suspect, or refused.
 
-It is the length of what is sent, not of an update: memes are forked from one global and are all about as long.
+It is the length of what is sent, not of an update: memes are forked from one global, so all are about as long.
 """
 UP, SUSPECTS, SPARE, UNDONE = "guard", "guard suspects", "guard spare ", "guard undone"
-"""Groups of a saved server's state in which the guard is."""
+"""The groups of a saved server's state that hold the guard."""
 
 
 class NotFinite(RunError):
-    """What would have been merged holds NaN or infinity."""
+    """The merged state would hold NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What is remembered of the last merge; and, once a run was rescued, that such replies are refused at once."""
+    """What is known about the last merge. After a run was rescued once, suspect replies are refused at once."""
 
     up: bool = False
+    """Whether suspect replies are refused at once."""
     suspects: Mapping[str, float] = field(default_factory=dict)
     """By client, how many times as long as the median its last reply was."""
     spare: State | None = None
@@ -55,7 +57,7 @@ class Guard:
 
     @staticmethod
     def loaded(saved: State) -> tuple[State, Guard]:
-        """The server's state and the guard of what `saved` has made of them."""
+        """The server's state and the guard, from what `saved` returned."""
         spare = {group.removeprefix(SPARE): arrays for group, arrays in saved.items() if group.startswith(SPARE)}
         if UNDONE in saved:
             return spare, Guard(up=True)
@@ -66,28 +68,28 @@ class Guard:
 
 
 def finished(saved: State, undone: bool) -> State:
-    """As saved before the clients' last work, and whether that has undone the last merge."""
+    """The state saved before the clients' last work, marked if that work has undone the last merge."""
     return {**saved, UNDONE: {}} if undone else saved
 
 
 def unfinished(saved: State) -> State:
-    """As it was before the clients' last work: a longer run has none there, and finds out for itself."""
+    """Without that mark: a longer run has no last work at this round, and finds out for itself."""
     return {group: arrays for group, arrays in saved.items() if group != UNDONE}
 
 
 def can_be_undone(saved: State) -> bool:
-    """Whether the last merge may yet turn out to be spoilt."""
+    """Whether the last merge may still be undone."""
     return any(group.startswith(SPARE) for group in saved)
 
 
 class Merger:
-    """Merges replies into the server's state, and undoes that where others diverge on what came of it."""
+    """Merges replies into the server's state, and undoes a merge if other clients diverge on its result."""
 
     def __init__(self, job: Job, server: Server, saved: State) -> None:
         self.job, self.server = job, server
         self.server.state, self.guard = Guard.loaded(copied(saved))
         self.undone = False
-        """Whether the last merge was, after it was made."""
+        """Whether the last merge was undone after clients had trained on it."""
 
     @property
     def saved(self) -> State:
@@ -95,9 +97,10 @@ class Merger:
         return self.guard.saved(copied(self.server.state))
 
     def refused(self, replies: Mapping[str, Message]) -> dict[str, str]:
-        """By client, why its reply is refused beside the others'.
+        """By client, why its reply is refused when compared with the others.
 
-        Not under privacy, where updates are bounded and replies must not differ; nor without a majority.
+        Nothing is refused under privacy, where updates are bounded and a missing reply would say something about
+        the client's data; nor if there are too few replies to compare.
         """
         if self.job.plan.privacy is not None or len(replies) < COMPARABLE:
             return {}
@@ -105,14 +108,14 @@ class Merger:
         return {client: f"its reply is {times:.3g} times as long as the median" for client, times in long.items()}
 
     def merge(self, replies: Mapping[str, Message]) -> dict[str, str]:
-        """Make the server's next state; by client, why its reply was left out of it after all."""
+        """Make the server's next state; by client, why its reply was left out in the end."""
         before, self.undone = self.server.state, False
         self.guard = Guard(self.guard.up, large := too_long(replies, LARGE))
-        if not replies:  # whoever worked with what was merged before has not diverged on it
+        if not replies:  # clients have worked on the last merge and not diverged, so it stays
             return {}
         self.server.state = self._merged(before, replies)
         rest = {client: reply for client, reply in replies.items() if client not in large}
-        # Under privacy a global is not taken back: it has been seen, and both would have to be counted.
+        # Under privacy no merge is undone: clients have seen it, so both globals would have to be counted.
         enough = len(replies) >= COMPARABLE and len(rest) >= self.job.plan.min_replies
         if large and enough and self.job.plan.privacy is None:
             self.guard = replace(self.guard, spare=self._merged(before, rest))
@@ -129,7 +132,7 @@ class Merger:
         )
 
     def undo(self, found: Mapping[str, object]) -> dict[str, str]:
-        """By client, why its reply is taken out again: one that sent nothing suspect has diverged beside it."""
+        """By client, why its reply is taken out again: clients that sent nothing suspect diverged on the merge."""
         others = [client for client in found if client not in self.guard.suspects]
         diverged = sum(isinstance(found[client], Diverged) for client in others)
         if not diverged:
@@ -139,14 +142,14 @@ class Merger:
         return gone
 
     def blame(self, faults: Iterable[Fault]) -> str:
-        """Whose last reply stands out, where everybody's training diverged."""
+        """If all clients diverged: which of their last replies were far longer than the median."""
         if not all(isinstance(fault, Diverged) for fault in faults) or not self.job.method.shares:
             return ""
         large = ", ".join(f"{client}'s {times:.3g} times" for client, times in self.guard.suspects.items())
         return f"; of the replies merged before, {large or 'none'} is far longer than the median"
 
     def _undo(self, why: str) -> dict[str, str]:
-        """Go over to the state without the suspects' replies, if there is one; by client, what is said of it."""
+        """Use the state without the suspects' replies, if there is one; by client, why its reply is left out."""
         suspects, spare = self.guard.suspects, self.guard.spare
         if spare is None:
             return {}
@@ -164,7 +167,7 @@ class Merger:
 
 
 def too_long(replies: Mapping[str, Message], limit: float) -> dict[str, float]:
-    """By client, how many times as long as the median a reply is, where that is over the limit."""
+    """By client, how many times as long as the median its reply is; only clients over the limit."""
     lengths = {client: _length(reply) for client, reply in replies.items()}
     usual = median_low(lengths.values()) if lengths else 0.0
     times = {client: length / usual for client, length in lengths.items() if 0 < usual < math.inf}
@@ -172,9 +175,9 @@ def too_long(replies: Mapping[str, Message], limit: float) -> dict[str, float]:
 
 
 def _length(message: Message) -> float:
-    """Its real numbers as one vector: how long that is."""
+    """The length of its real numbers as one vector."""
     parts = [a for part in message.values() for a in part.arrays.values() if a.is_floating_point() and a.numel()]
     norms = torch._foreach_norm(parts) if parts else ()
-    if not all(math.isfinite(norm) for norm in norms):  # squares overflow: the slow way
+    if not all(math.isfinite(norm) for norm in norms):  # squares overflow, so take the slow way
         norms = tuple(torch.linalg.vector_norm(array, dtype=torch.float64) for array in parts)
     return math.hypot(*map(float, norms))

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class _Index(NamedTuple):
-    """The places of all rows by key, one key after the other, and every client's keys."""
+    """The positions of all rows, grouped by key, and the keys of each client."""
 
     size: int
     places: np.ndarray
@@ -39,7 +39,7 @@ class _Index(NamedTuple):
     @staticmethod
     def of_columns(which: Sequence[int], keys: Sequence[tuple[str, ...]]) -> _Index:
         number = np.asarray(which)
-        number = np.where(number < 0, ~number, number)  # as `Log` tells None
+        number = np.where(number < 0, ~number, number)  # `Log` marks None in this way
         places = np.argsort(number, kind="stable")
         clients: dict[str, list[int]] = {}
         for key, (client, *_) in enumerate(keys):
@@ -86,7 +86,7 @@ class History(Log[Row]):
         self._append(Row(round, client, model, split, metric, value))
 
     def _append(self, row: Row) -> None:
-        # What is asked after every round, or of every client, is kept up to date: no row is looked at again.
+        # Numbers that are needed after every round or for every client are kept up to date: no row is read again.
         super()._append(row)
         round, client, model, split, metric, value = row
         self._newest[client, model, split, metric] = round, value
@@ -122,9 +122,9 @@ class History(Log[Row]):
         return known
 
     def validation(self, model: str, round: int) -> float | None:
-        """A model's mean accuracy over clients' validation data in a round: what selects anything that is shared.
+        """A model's mean accuracy over clients' validation data in a round, by which shared models are selected.
 
-        Of a client that keeps samples out of the federation, only the others count (`opted_in`), if it has any.
+        If a client keeps samples out of the federation, only its other samples count (`opted_in`), if it has any.
         """
         return self._validation(model).get(round)
 
@@ -163,8 +163,8 @@ class History(Log[Row]):
     def serves_since(self, rounds: int, clients: Mapping[str, int]) -> None:
         """Say from which round on each client serves with its predictor, in a run of so many rounds.
 
-        Earlier evaluations are not selected: they are of models that were not trained, or of the global where a
-        client's own model was made after the last round.
+        Earlier evaluations are not selected: they are of untrained models, or of the global if a client's own
+        model was made after the last round.
         """
         self._first, self._since = min(1, rounds), dict(clients)
         self._tables.clear()
@@ -180,7 +180,7 @@ class History(Log[Row]):
         return table.get((client, model, split, metric))
 
     def _table(self, selection: Selection) -> dict[Key, float | None]:
-        """Every number of a selection, in one pass: as `selected` gives them."""
+        """All numbers of a selection, computed in one pass; `selected` looks them up."""
         best = self.best_rounds() if selection == "best" else {}
         found: dict[Key, list[float | None]] = {}
         for row in self:
@@ -198,8 +198,8 @@ class History(Log[Row]):
     def best_rounds(self) -> dict[tuple[str, str], int]:
         """By client and model, the first round in which it is best on validation data.
 
-        Judged by a client's `acc`, over all domains, where clients have domains, else by accuracy on its own
-        data; the global by its mean accuracy over clients, on opted-in samples alone.
+        A client's model is judged by `acc`, over all domains, if clients have domains, and otherwise by accuracy
+        on its own data. The global is judged by its mean accuracy over clients, on opted-in samples only.
         """
         found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
         for round, client, model, split, metric, value in self:
@@ -221,7 +221,7 @@ class History(Log[Row]):
         return [(round, total / number) for round, (total, number) in sorted(sums.items())]
 
     def served_curve(self) -> list[tuple[int, float]]:
-        """The predictors' curve; only its end where all of them were made after the last round."""
+        """The predictors' curve; only its end if all predictors were made after the last round."""
         since = min(self._since.values(), default=0)
         return [point for point in self.curve("predictor") if since <= 1 or point[0] >= since]
 
@@ -235,7 +235,7 @@ class History(Log[Row]):
         return sorted(self._common.items())
 
     def newest(self, model: str) -> tuple[int, float] | None:
-        """The last point of `curve` or, of the global, of `global_curve`: what is asked after every round."""
+        """The last point of `curve`, or of `global_curve` for the global; it is needed after every round."""
         if model == "global":
             return next(reversed(self._common.items()), None)
         round = next(reversed(self._means.get((model, "test", "accuracy"), {})), None)

@@ -40,14 +40,14 @@ from mutua.support.profiling import timed
 from mutua.support.row_log import LogPrefix
 
 TOLD = 10
-"""So many refusals stand in the error that a run stops with."""
+"""How many refusals the error of a stopped run lists."""
 LIMIT = 4 * 2**30
-"""Where the method does not say, no reply may be longer, in bytes."""
+"""The most bytes of a reply, if the method does not say how long its replies are."""
 
 
 @dataclass
 class Rounds:
-    """One run of a method over a federation, from where it stands to its end."""
+    """One run of a method over a federation, from its start or from a saved state to its end."""
 
     prepared: Prepared
     engine: Engine
@@ -60,7 +60,7 @@ class Rounds:
     def __post_init__(self) -> None:
         self.job, self.federation = self.prepared.job, self.prepared.federation
         self.ids = sorted(client.id for client in self.federation.clients)
-        # Of a client whose data may be known: one that has opted out whole has no say in the global's shape.
+        # From a client whose data may be known: one that has opted out must not decide the global's shape.
         first = self.federation[next((i for i in self.ids if self.federation[i].takes_part), self.ids[0])].train
         self.server = Server(
             clients=tuple(self.ids),
@@ -76,7 +76,7 @@ class Rounds:
         self.merger = Merger(self.job, self.server, self.standing.server)
         self.server.topology.check(self.ids)
         self.longest = TOO_LONG * self.prepared.reply_bytes or LIMIT
-        # A predictor may have learned at home what is opted out, and a checkpoint holds the global too.
+        # A predictor may have learned from opted-out samples, so the global alone selects checkpoints.
         self.judged = "global" if self.federation.opting and self.job.method.needs_global else "predictor"
         self.drawable = self.federation.drawable(self.job.method.needs_global)
         self.history.extend(self.standing.history)
@@ -84,7 +84,7 @@ class Rounds:
         self.participation.extend(self.standing.participation)
         self._began = time.perf_counter() - self.standing.seconds
         self.before_finish = self.standing if self.standing.round == self.job.plan.rounds else None
-        """Where the run stood before the clients' last work, if it has come so far."""
+        """The state before the clients' last work, once the run has reached it."""
 
     @signals.deferred()
     def run(self) -> None:
@@ -104,14 +104,14 @@ class Rounds:
         except (KeyboardInterrupt, RunError) as error:
             if isinstance(error, KeyboardInterrupt):
                 signals.begin_exit()
-            if can_be_undone(self.standing.server):  # then its round's work is asked for once more
+            if can_be_undone(self.standing.server):  # then the work of its round is repeated
                 self._forget(self.standing.round, self.ids)
             self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
             raise
         self._emit(Finished())
 
     def _catch_up(self, round: int) -> None:
-        """The evaluation that a longer plan has after what was the last round of a shorter one."""
+        """The evaluation of a round that was the last of a shorter plan and is not the last of this one."""
         plan = self.job.plan
         if not 0 <= round < plan.rounds:
             return
@@ -126,7 +126,7 @@ class Rounds:
         with signals.allowed():
             self.engine.start()
         self._trained(0)
-        if self.job.plan.rounds:  # else the last evaluation is of round 0
+        if self.job.plan.rounds:  # otherwise the last evaluation is of round 0
             self._evaluate(0)
             self._emit(RoundEnded(0, self.history, self.ledger))
 
@@ -139,7 +139,7 @@ class Rounds:
             self._emit(RoundEnded(round, self.history, self.ledger))
 
     def _finish(self, round: int) -> None:
-        """The last global goes to every client, drawn or not: it is counted as one more round's brief."""
+        """Send the last global to every client, drawn or not; it counts as the brief of one more round."""
         merged = round - 1
         while True:
             _, done = self._ask(round, self.ids, self.engine.finish)
@@ -171,7 +171,7 @@ class Rounds:
         self._emit(Reached(self.standing))
 
     def _exchange(self, round: int) -> None:
-        """Brief, train, merge what may be merged."""
+        """Brief, train, and merge the accepted replies."""
         method, plan = self.job.method, self.job.plan
         drawn = sorted(self.drawable) if method.works_alone else plan.draw(self.drawable, round)
         self._emit(RoundStarted(round, tuple(drawn)))
@@ -229,7 +229,7 @@ class Rounds:
     def _ask(
         self, round: int, clients: Sequence[str], verb: Callable[[int, Briefs], Replies]
     ) -> tuple[Briefs, Replies]:
-        """Send the briefs and gather what comes; once more, where a bad reply had spoilt the briefs."""
+        """Send the briefs and collect the replies; once more if the last merge had to be undone."""
         briefs = self._briefs(round, clients)
         for client, brief in briefs.items():
             self.ledger.record(round, client, "down", brief)
@@ -242,24 +242,25 @@ class Rounds:
         return self._ask(round, clients, verb)
 
     def _spoilt(self, merged: int, found: Mapping[str, object]) -> bool:
-        """Whether clients diverged on what was merged in this round, so that it was undone: ask them once more."""
+        """Whether the merge of this round was undone because clients diverged on it: ask them once more."""
         if self.federation.opting and merged == self.job.plan.rounds:
-            return False  # after the last round clients learn from opted-out samples too: no global goes by that
+            # After the last round clients learn from opted-out samples too, which must not change the global.
+            return False
         undone = self.merger.undo(found)
         for client, reason in undone.items():
             self._reject(merged, client, "undone", reason)
         return bool(undone)
 
     def _forget(self, round: int, clients: Iterable[str]) -> None:
-        """These clients go back to the end of this round: asked again, they do the work anew.
+        """Set these clients back to the end of this round: if asked again, they repeat the work.
 
-        Not under privacy: new noise on what has been sent would have to be counted.
+        Not under privacy: a second reply with new noise would have to be counted too.
         """
         for client in clients if self.job.plan.privacy is None else ():
             self.engine.stores[client].back_to(round)
 
     def _trained(self, round: int) -> None:
-        """Enter who trained at the start or after the last round; an observer sees it by the terms."""
+        """Record who trained at the start or after the last round; the terms show it."""
         for client in self.ids:
             done = self.engine.stores[client].committed(round)
             if done is not None and done.terms:
@@ -274,7 +275,7 @@ class Rounds:
     def _failed(
         self, round: int, clients: Sequence[str], found: Mapping[str, object], outcome: Outcome, what: str = ""
     ) -> dict[str, str]:
-        """Say who failed and why. Where everybody did, the fault is hardly theirs, and the run stops."""
+        """Report who failed and why. If all clients did, the cause is probably not theirs: the run stops."""
         nothing = Fault("", "no reply came")
         faults = {c: fault for c in clients if isinstance(fault := found.get(c, nothing), Fault)}
         for client, fault in faults.items():
@@ -286,7 +287,7 @@ class Rounds:
         return {client: fault.reason for client, fault in faults.items()}
 
     def _check_length(self, reply: Message) -> None:
-        """Refuse a reply that is too long to be one, whatever it holds."""
+        """Refuse a reply that is far too long, whatever it holds."""
         if reply.nbytes > self.longest:
             raise Refused(f"its reply has {reply.nbytes} bytes; the most is {self.longest}")
 
@@ -305,7 +306,7 @@ class Rounds:
         shared = self.server.state.get("global")
         if self.federation.partial or self.federation.test is None:
             shared = None
-        # After the last round the clients have finished: their work counts as one more round's.
+        # After the last round the clients have finished: their last work counts as one more round.
         at = round + 1 if last else round
         with signals.allowed():
             found = self.engine.evaluate(at, self._briefs(at + 1, self.ids), shared)
@@ -313,7 +314,7 @@ class Rounds:
         return found
 
     def _measured(self, round: int, found: Evaluation, last: bool = False) -> None:
-        """Enter what an evaluation found."""
+        """Add an evaluation to the history."""
         if found.shared is not None:
             self.history.measured(round, "global", "global", "test", found.shared, last)
         self._failed(round, self.ids, found.clients, "unevaluated", "its evaluation failed: ")

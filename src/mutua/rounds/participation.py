@@ -14,7 +14,7 @@ Outcome = Literal[
 ]
 OUTCOMES: dict[Outcome, str] = {
     "merged": "it did its work and its reply was merged",
-    "answered": "it did its work, of which it sends nothing",
+    "answered": "it did its work, and this method sends nothing",
     "idle": "it was asked and had nothing to do: it trains after the last round",
     "refused": "it did its work, but its reply was refused",
     "undone": "its reply was merged and taken out again: others diverged on what came of it; it counts as refused",
@@ -24,13 +24,13 @@ OUTCOMES: dict[Outcome, str] = {
     "unevaluated": "its evaluation failed",
 }
 WRONG = ("refused", "failed", "unfinished", "unevaluated")
-"""Those that have a reason."""
+"""The outcomes that have a reason."""
 REASONS = 10
-"""So many different reasons of a client are told apart in a summary."""
+"""How many different reasons a summary lists for a client."""
 
 
 class ParticipationRow(NamedTuple):
-    """One row: what came of one client in one round, and why where it went wrong."""
+    """One row: what happened with one client in one round, and why if it went wrong."""
 
     round: int
     client: str
@@ -44,17 +44,17 @@ Reasons = dict[str, list[int]]
 
 @dataclass
 class Attendance:
-    """One client's part in a run. Rounds count from 1; `asked` is `answered`, refused and failed ones together."""
+    """One client's part in a run. Rounds count from 1; `asked` counts answered, refused and failed ones."""
 
     asked: int = 0
     answered: int = 0
-    """Rounds whose work was done and, where it was sent, merged."""
+    """Rounds in which its work was done and, if it was sent, merged."""
     refused: Reasons = field(default_factory=dict)
     failed: Reasons = field(default_factory=dict)
     unfinished: Reasons = field(default_factory=dict)
     unevaluated: Reasons = field(default_factory=dict)
     first: int | None = None
-    """The first round whose work was done; 0 is the start, one more than planned the last work."""
+    """The first round in which its work was done; 0 is the start, one more than planned is the last work."""
 
     @property
     def trained(self) -> bool:
@@ -62,12 +62,12 @@ class Attendance:
         return self.first is not None
 
     @property
-    def whole(self) -> bool:
+    def flawless(self) -> bool:
         """Whether nothing went wrong."""
         return not any(getattr(self, what) for what in WRONG)
 
     def summary(self) -> dict[str, Any]:
-        """A client's part of a run's JSON: rounds by reason, as text, since they may be thousands."""
+        """A client's part of a run's JSON: the rounds of each reason, as text, since there may be thousands."""
         told = {
             what: {reason: spans(rounds) for reason, rounds in _few(getattr(self, what)).items()} for what in WRONG
         }
@@ -75,7 +75,7 @@ class Attendance:
 
 
 class Participation(Log[ParticipationRow]):
-    """A row for every client and round in which it was asked; what they come to by client and by round."""
+    """A row for every client and round in which it was asked, with sums by client and by round."""
 
     kind: ClassVar[type[ParticipationRow]] = ParticipationRow
 
@@ -86,15 +86,15 @@ class Participation(Log[ParticipationRow]):
         """By round, how many replies were merged; rounds without any are left out."""
 
     def __repr__(self) -> str:
-        wrong = [client for client, mine in self.clients.items() if not mine.whole]
+        wrong = [client for client, mine in self.clients.items() if not mine.flawless]
         return f"Participation({len(self.clients)} clients; something went wrong with {some(wrong) or 'none'})"
 
     def of(self, client: str) -> Attendance:
-        """What came of a client; of one that was never asked, nothing."""
+        """A client's part in the run; empty for one that was never asked."""
         return self.clients.get(client, Attendance())
 
     def add(self, round: int, client: str, outcome: Outcome, reason: str = "") -> None:
-        """Enter what came of a client in a round."""
+        """Add what happened with a client in a round."""
         self._append(ParticipationRow(round, client, outcome, reason))
 
     def _append(self, row: ParticipationRow) -> None:
@@ -118,7 +118,7 @@ class Participation(Log[ParticipationRow]):
 
 
 def left_out(clients: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Of clients as in a run's JSON, a line for each that something went wrong with or that never trained."""
+    """One line for each client of a run's JSON with which something went wrong or that never trained."""
     said = []
     for client in clients:
         part = client.get("participation") or {}
@@ -133,7 +133,7 @@ def left_out(clients: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def spans(rounds: Iterable[int]) -> str:
-    """Rounds in few words: "1-3, 7"."""
+    """Rounds in short form: "1-3, 7"."""
     found: list[list[int]] = []
     for round in rounds:
         if found and round == found[-1][1] + 1:
@@ -144,7 +144,7 @@ def spans(rounds: Iterable[int]) -> str:
 
 
 def _few(reasons: Mapping[str, list[int]]) -> Reasons:
-    """The first reasons, and the rest together."""
+    """The first reasons, and all others as one."""
     first = dict(list(reasons.items())[:REASONS])
     rest = sorted(round for rounds in list(reasons.values())[REASONS:] for round in rounds)
     return first | ({"other reasons": rest} if rest else {})

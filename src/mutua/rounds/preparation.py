@@ -1,4 +1,4 @@
-"""Before a run: what could not run is refused, what may be a mistake is noted, and budgets cut the rounds."""
+"""Before a run: refuse what cannot run, note what may be a mistake, and limit the rounds to the budgets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Prepared:
     federation: Federation
     """As the method sees it; its notes say what may be a mistake."""
     reply_bytes: int
-    """How long a reply is at most; 0 where nothing leaves, or the method does not say."""
+    """The most bytes of a reply; 0 if nothing leaves or the method does not say."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class Prepared:
 
 
 def prepare(method: Method, federation: Federation, plan: Plan) -> Prepared:
-    """Make a run ready; what could not run is refused here, before anything has."""
+    """Prepare a run; what cannot run is refused here, before anything has started."""
     arranged = method.arrange(federation)
     notes = [*check_models(arranged, method.needs_global)]
     if plan.privacy is not None:
@@ -71,7 +71,7 @@ def prepare(method: Method, federation: Federation, plan: Plan) -> Prepared:
 
 
 def lengthened(plan: Plan, method: Method, rounds: int, done: int) -> Plan:
-    """The plan with more rounds; refused where that would have changed the first `done` of them."""
+    """The plan with more rounds; refused if that would have changed the first `done` of them."""
     if rounds < plan.rounds:
         raise InputError(f"rounds: {rounds}, but the run has {plan.rounds} already; give more")
     longer = plan.model_copy(update={"rounds": rounds})

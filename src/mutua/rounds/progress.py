@@ -1,4 +1,4 @@
-"""Watching a run: a bar or lines on stderr while it works, its events in the log `mutua`; nothing on stdout."""
+"""The progress of a run: a bar or lines on stderr, and its events in the log `mutua`; nothing on stdout."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mutua.support.text import percent, printable, several, size
 err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
 log = logging.getLogger("mutua")
-log.addHandler(logging.NullHandler())  # silent until a program asks for it: progress has shown it already
+log.addHandler(logging.NullHandler())  # silent unless a program configures it: progress has shown it already
 
 
 @contextmanager
 def watched(label: str, notes: Sequence[str], progress: bool) -> Iterator[list[Callback]]:
-    """Around a run in Python: callbacks that log it and, where wanted, show how far it has come."""
+    """Around a run in Python: callbacks that log it and, if wanted, show its progress."""
     for note in notes:
         log.warning("%s: note: %s", label, printable(note))
     if not progress:
@@ -36,7 +36,7 @@ def watched(label: str, notes: Sequence[str], progress: bool) -> Iterator[list[C
 
 
 class EventLogger:
-    """A callback: a run's events in the log; what goes wrong is a warning."""
+    """A callback: writes a run's events to the log; what goes wrong is a warning."""
 
     def __init__(self, label: str) -> None:
         self.label, self.rounds = label, 0
@@ -54,7 +54,7 @@ class EventLogger:
             case Retried():
                 log.warning("%s: round %d: %s again: %s", self.label, event.round, event.client, event.reason)
             case RoundEnded() if log.isEnabledFor(logging.INFO):
-                at = event.round, self.rounds, standing(event.history)
+                at = event.round, self.rounds, newest_accuracies(event.history)
                 log.info("%s: round %d/%d: %s", self.label, *at)
             case Stopped():
                 log.warning("%s: stopped after round %d", self.label, event.standing.round)
@@ -64,7 +64,7 @@ class EventLogger:
 
 @contextmanager
 def bars(wanted: bool = True) -> Iterator[Progress | None]:
-    """Bars for rounds on stderr; None where they are not wanted or nobody could see them move."""
+    """Progress bars on stderr; None if they are not wanted or stderr is not a terminal."""
     if not (wanted and err.is_terminal) or err.is_jupyter:
         yield None
         return
@@ -78,7 +78,7 @@ def bars(wanted: bool = True) -> Iterator[Progress | None]:
     progress = Progress(*columns, console=err, expand=True)
     try:
         progress.start()
-    except LiveError:  # another run's bars have the terminal, as where runs work in threads
+    except LiveError:  # another run in another thread shows its bars
         yield None
         return
     try:
@@ -88,17 +88,17 @@ def bars(wanted: bool = True) -> Iterator[Progress | None]:
 
 
 LARGE = 10**9
-"""Bytes whose hashing is shown: about a second's work of a core."""
+"""Hashing of more bytes than this is shown: it takes about a second."""
 
 
 class Hashing:
-    """Shows how far the hashing of a run's inputs has come, where that takes long."""
+    """Shows the progress of hashing a run's inputs, if that takes long."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress, self.task = progress, TaskID(-1)
 
     def __call__(self, done: int, total: int) -> None:
-        """So many bytes of so many."""
+        """Show that `done` of `total` bytes are hashed."""
         if total < LARGE:
             return
         label = f"hashing {size(total)} of data, to know it again"
@@ -120,7 +120,7 @@ class ProgressBar:
 
     def __init__(self, label: str, progress: Progress | None, keep: bool = True) -> None:
         self.label, self.progress, self.keep = printable(label), progress, keep
-        # Shown at once: a method may work for long before its first round.
+        # Shown at once: a method may work for a long time before its first round.
         self.task = (
             TaskID(0) if progress is None else progress.add_task(self.label, total=None, at="", note="starting")
         )
@@ -144,7 +144,7 @@ class ProgressBar:
                 _say(f"{self.label}: {self.note}")
 
     def _show(self, round: int, history: History) -> None:
-        self.note = standing(history)
+        self.note = newest_accuracies(history)
         if self.progress is not None:
             at = f"round {round}/{self.rounds}"
             self.progress.update(self.task, completed=round, at=at, note=self.note)
@@ -153,29 +153,29 @@ class ProgressBar:
 
 
 class EndOfRun:
-    """A callback: a line when a run is over, where many follow each other."""
+    """A callback: one line when a run is over, for many runs in a row."""
 
     def __init__(self, label: str) -> None:
         self.label, self.note = label, ""
 
     def __call__(self, event: Event) -> None:
-        """Say how it ended, and who was left out on the way."""
+        """Print how it ended, and who was left out."""
         match event:
             case Rejected():
                 _say(f"{self.label}: {rejection_text(event)}")
             case RoundEnded():
-                self.note = standing(event.history)
+                self.note = newest_accuracies(event.history)
             case Finished():
                 _say(f"{self.label}: {self.note}")
 
 
 def rejection_text(event: Rejected) -> str:
-    """Who was left out and why; with the traceback, where the user has asked for those."""
+    """Who was left out and why; with the traceback if the user has asked for tracebacks."""
     text = f"round {event.round}: without {event.client}: {event.reason}"
     return f"{text}\n{event.trace.rstrip()}" if errors.tracebacks and event.trace else text
 
 
-def standing(history: History) -> str:
+def newest_accuracies(history: History) -> str:
     """The newest accuracies: of the global on the common test set, of the clients on their own."""
     shared, own = history.newest("global"), history.newest("predictor")
     parts = [f"global {percent(shared[1])} %"] if shared else []

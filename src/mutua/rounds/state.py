@@ -1,4 +1,4 @@
-"""Where a run stands: all that it needs to go on to the same bytes."""
+"""The state of a run: all that it needs to be resumed with the same bytes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mutua.support.text import several
 
 @dataclass(frozen=True, repr=False)
 class RunState:
-    """Where a run stands: all that it needs to go on to the same bytes."""
+    """The state of a run: all that it needs to be resumed with the same bytes."""
 
     round: int = -1
-    """The last whole one; 0 is the clients' start, one more than the plan's their finish."""
+    """The last complete round; 0 is the clients' start, one more than planned is their finish."""
     server: State = field(default_factory=dict)
     stores: Mapping[str, Store] = field(default_factory=dict)
-    """As they are now: where a round was broken off, some clients have done its work already."""
+    """As they are now: if a round was interrupted, some clients have already done its work."""
     history: Sequence[Row] = ()
     ledger: Sequence[Entry] = ()
     seconds: float = 0.0
     participation: Sequence[ParticipationRow] = ()
     validation: float | None = None
-    """Mean accuracy of the clients' predictors on validation data, where this round was evaluated.
+    """Mean accuracy of the clients' predictors on validation data, if this round was evaluated.
 
-    Where samples are opted out: of the global, on opted-in ones.
+    If samples are opted out, it is the global's accuracy on opted-in samples.
     """
 
     def unfinished(self, rounds: int) -> RunState:
-        """The same before the clients' last work after so many rounds, but for the rows that came of that."""
+        """The state before the clients' last work after so many rounds; rows of that work are not removed."""
         stores = {client: store.upto(rounds) for client, store in self.stores.items()}
         known = self.validation if self.round < rounds else None
         return replace(

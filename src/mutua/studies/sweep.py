@@ -15,7 +15,7 @@ from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.methods import base
 from mutua.recipe.grid import Cell
-from mutua.recipe.recipe import Recipe
+from mutua.recipe.recipe import FEDERATION_FIELDS, Recipe
 from mutua.rounds.preparation import prepare
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import first_changes, hash_inputs
@@ -37,9 +37,6 @@ from mutua.studies.summaries import (
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import ASIDE, atomic_files
 from mutua.support.folders import FolderLock, new_folder, refuse_links
-
-_FEDERATION = ("data", "partition", "clients", "models", "public", "opt_out")
-"""The keys of a recipe that make its federation, with the seed."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ class Sweep:
         for run in self.runs:
             if run.seed != self.runs[0].seed:
                 continue
-            key = [getattr(run.recipe, name) for name in _FEDERATION]
+            key = [getattr(run.recipe, name) for name in FEDERATION_FIELDS]
             if held[0] != key:
                 held = key, run.recipe.federation(data_dir)
             assert held[1] is not None

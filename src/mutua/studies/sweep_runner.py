@@ -21,7 +21,7 @@ from mutua import errors
 from mutua.errors import MutuaError, RunError
 from mutua.rounds.events import Event, Rejected, Retried, RoundEnded, Started
 from mutua.rounds.preparation import prepare
-from mutua.rounds.progress import rejection_text, standing
+from mutua.rounds.progress import newest_accuracies, rejection_text
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import HOWS, join_client, without_last
@@ -223,7 +223,7 @@ def _work(run: PlannedRun, data_dir: PathLike | None, engine: str, line: Connect
         signals.unblock()
         _run(run, data_dir, engine, reporter)
         # From the folder: a run that was stopped after its last round has no round to report.
-        ended = "done", standing(RunNumbers(run.path).history)
+        ended = "done", newest_accuracies(RunNumbers(run.path).history)
     except KeyboardInterrupt:
         ended = "stopped", "stopped by SIGTERM"
     except MutuaError as error:
@@ -290,4 +290,4 @@ class _Reporter:
             case Retried():
                 self.tell("said", f"round {event.round}: {event.client} again: {event.reason}")
             case RoundEnded():
-                self.tell("round", standing(event.history), event.round)
+                self.tell("round", newest_accuracies(event.history), event.round)
