@@ -30,9 +30,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mutua import InputError, Kind, Ledger, Message, MutuaError, Recipe, Refused
-from mutua.federation.message import Part, count, may_leave, number, weights
+from mutua.federation.message import may_leave
 from mutua.learning import merging
-from mutua.methods import FedAvg
+from mutua.methods import FedAvg, Part, count, number, weights
 from mutua.models import architecture
 from mutua.runs import checkpoints
 from mutua.runs.checkpoints import CheckpointFolder, DamagedCheckpoint, encode_state

@@ -14,9 +14,8 @@ import yaml
 from torch.utils.data import Dataset, TensorDataset
 
 import mutua
-from mutua import Faults, InputError, Recipe
+from mutua import Architecture, Faults, InputError, Recipe
 from mutua.data import formats
-from mutua.models.architecture import Architecture
 from mutua.reports import study, writing
 from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report

@@ -22,9 +22,7 @@ from mutua import Faults, Federation, InputError, Message, Recipe, RunError
 from mutua.data.samples import concatenate
 from mutua.engines.faults import CorruptionKind
 from mutua.engines.faulty_engine import FaultyEngine, corrupted
-from mutua.federation.message import weights
-from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent
-from mutua.methods.participant import Participant
+from mutua.methods import FML, FedAvg, FedH2L, FedMD, FineTuned, Independent, Participant, weights
 from mutua.rounds.events import Finished, Rejected, Retried, RoundEnded, Stopped, Trained
 from mutua.rounds.loop import LIMIT
 from mutua.runs.execute import execute

@@ -16,12 +16,10 @@ from mutua import Federation, Message, Plan
 from mutua.engines.work import HandIn, Replies, Reply, Staged, Verb, perform
 from mutua.engines.work import work as transaction
 from mutua.errors import Fault
-from mutua.federation.message import weights
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
-from mutua.methods import FML, FedAvg
+from mutua.methods import FML, FedAvg, Participant, weights
 from mutua.methods.base import Job
-from mutua.methods.participant import Participant
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from mutua import Architecture, Client, Federation, InputError, Preprocess, Samples
 from mutua.data.partitions import IID
@@ -18,7 +17,6 @@ from mutua.data.splits import ClientData
 from mutua.federation.model_checks import check_models
 from mutua.learning.evaluation import measure
 from mutua.methods import FML, Centralised, FedAvg
-from mutua.models import shared_names
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -103,12 +101,6 @@ def test_clients_are_found_by_id(federate: Federate) -> None:
         federation["z"]
 
 
-@pytest.mark.parametrize("wrong", ["", ".hidden", "a/b", "../up", "a b", "x" * 65, "é", "a\n"])
-def test_ids_that_could_not_be_a_folder_are_refused(wrong: str, federate: Federate) -> None:
-    with pytest.raises(InputError, match="client id"):
-        replace(federate()["a"], id=wrong)
-
-
 def test_mistakes_in_clients_are_named(federate: Federate, blobs: Blobs) -> None:
     federation = federate()
     a = federation["a"]
@@ -122,39 +114,6 @@ def test_mistakes_in_clients_are_named(federate: Federate, blobs: Blobs) -> None
         replace(a, val=blobs(3, features=7))
     with pytest.raises(InputError, match=r"client a: test has .* 2 classes"):
         replace(a, test=blobs(3, classes=("ape", "bee")))
-
-
-# Models
-
-
-def test_models_that_do_not_fit_are_named_before_anything_runs(nets: SimpleNamespace, federate: Federate) -> None:
-    with pytest.raises(InputError, match=r"models\.global: missing"):
-        check_models(federate(global_model=None), needs_global=True)
-    check_models(federate(global_model=None), needs_global=False)
-    with pytest.raises(InputError, match=r"client b: model Linear fails on inputs of shape \(2, 4\)"):
-        check_models(federate(models=[nets.plain, nn.Linear(5, 3), nets.plain]), needs_global=False)
-    with pytest.raises(InputError, match=r"client c: model Linear gives \(2, 7\).*\(2, 3\)"):
-        check_models(federate(models=[nets.plain, nets.plain, nn.Linear(4, 7)]), needs_global=True)
-    with pytest.raises(InputError, match="client a: global model Linear"):
-        check_models(federate(global_model=nn.Linear(4, 2)), needs_global=True)
-    check_models(federate(global_model=nn.Linear(4, 2)), needs_global=False)
-
-
-def test_a_shared_part_must_have_one_shape_for_all(
-    nets: SimpleNamespace, federate: Federate, blobs: Blobs
-) -> None:
-    federation = federate([5, 5], global_model={"name": nets.plain, "share": "body"})
-    train, val, test = (blobs(n, features=7) for n in (5, 4, 3))
-    broad = Client("b", train, val, test, federation["a"].model)
-    with pytest.raises(InputError, match=r"client b: the shared 'body\.weight'.*\(6, 7\).*\(6, 4\)"):
-        check_models(replace(federation, clients=(federation["a"], broad)), needs_global=True)
-
-
-def test_checking_moves_no_random_number(federate: Federate) -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    check_models(federate(), needs_global=True)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 # Making
@@ -238,28 +197,3 @@ def test_measuring_twice_gives_the_same(nets: SimpleNamespace, blobs: Blobs) -> 
     model = Architecture.of(nets.plain).build(channels=4, size=1, classes=3, seed=0)
     task = Client("a", samples, samples, samples, Architecture.of(nets.plain)).task
     assert measure(model, samples, task) == measure(model, samples, task)
-
-
-def test_no_client_is_called_global(federate: Federate) -> None:
-    """Its rows of the history would pass for those of the shared model."""
-    with pytest.raises(InputError, match="client id 'global'"):
-        replace(federate().clients[0], id="global")
-
-
-class Tied(torch.nn.Module):
-    """Two layers with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.middle, self.head = (torch.nn.Linear(4, n) for n in (4, 4, 3))
-        self.middle.weight = self.body.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.middle(torch.tanh(self.body(x)))))  # type: ignore[no-any-return]
-
-
-def test_a_tied_weight_is_not_both_shared_and_private(federate: Federate) -> None:
-    """Loading the adaptor would overwrite the shared weight, and the client's own would leave as its meme's."""
-    assert len(shared_names(Tied(), "body")) == 4
-    with pytest.raises(InputError, match=r"'body\.weight' and 'middle\.weight' are one weight"):
-        check_models(federate(global_model={"name": Tied, "share": ["body"]}), needs_global=True)

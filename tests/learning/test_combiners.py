@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 import mutua
 from mutua import InputError, Message, Recipe
-from mutua.federation.message import weights
 from mutua.learning.merging import Clip, Krum, Mean, Median, TrimmedMean, mean, overlong_updates, update_norms
-from mutua.methods import FML, FedAvg
+from mutua.methods import FML, FedAvg, weights
 from mutua.methods.base import method_of, section_of
 from mutua.reports.console import method_options
 from mutua.rounds.events import Rejected

@@ -18,9 +18,8 @@ from mutua import SGD, Architecture, InputError, Plan, Privacy, Recipe, Task
 from mutua.federation.privacy_accounting import Uses, epsilon
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.trainer import Batch, Numbers, own_streams
-from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent
+from mutua.methods import FML, FedAvg, FedProx, FineTuned, Independent, Participant
 from mutua.methods.base import Job
-from mutua.methods.participant import Participant
 from mutua.rounds.preparation import prepare
 
 TASK = Task(("ape", "bee", "cat"))

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mutua import SGD, Adam, Federation, InputError, Message, Preprocess, Samples, Task
-from mutua.federation.message import weights
 from mutua.learning.trainer import Batch, Loader, Numbers, Trainer, own_streams
-from mutua.methods import FedAvg
-from mutua.methods.participant import Participant
+from mutua.methods import FedAvg, Participant, weights
 from mutua.seeds import torch_stream
 
 TASK = Task(("a", "b", "c"))

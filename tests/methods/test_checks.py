@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mutua import Kind, Message, Refused
-from mutua.federation.message import Part, number
+from mutua.methods import Part, number
 from mutua.methods.checks import check_number, check_rows
 
 

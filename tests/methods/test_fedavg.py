@@ -14,11 +14,9 @@ import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
 from mutua import SGD, Architecture, Client, Federation, InputError, Kind, Message, Samples
-from mutua.federation.message import Part, count
 from mutua.federation.module_pool import Modules
 from mutua.learning.evaluation import measure
-from mutua.methods import FedAvg, FedProx, FineTuned, participant
-from mutua.methods.participant import Participant
+from mutua.methods import FedAvg, FedProx, FineTuned, Part, Participant, count, participant
 from mutua.rounds.events import Rejected
 from mutua.support.tensor_files import Tensors
 

@@ -22,12 +22,10 @@ from torch.nn import functional as F
 from conftest import work
 from mutua import Architecture, Client, Federation, InputError, Kind, Message, Refused, Samples
 from mutua.data.public import Public, carve
-from mutua.federation.message import Part, number
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.federation.topology import Topology
-from mutua.methods import FedH2L
-from mutua.methods.participant import Participant
+from mutua.methods import FedH2L, Part, Participant, number
 from mutua.rounds.events import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 from mutua.support.tensor_files import Tensors

@@ -20,11 +20,9 @@ from mutua import Architecture, Federation, InputError, Kind, Message, Samples
 from mutua import run as run_method
 from mutua.data.partitions import IID
 from mutua.data.public import Public, carve
-from mutua.federation.message import Part
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
-from mutua.methods import FedMD
-from mutua.methods.participant import Participant
+from mutua.methods import FedMD, Part, Participant
 from mutua.rounds.events import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
 from mutua.support.tensor_files import Tensors

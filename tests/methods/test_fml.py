@@ -14,14 +14,12 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 
 from conftest import work
 from mutua import Architecture, Client, Federation, InputError, Message, Plan, Samples
-from mutua.federation.message import weights
 from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.learning.evaluation import measure
-from mutua.methods import FML, FedAvg, Independent
+from mutua.methods import FML, FedAvg, Independent, Participant, weights
 from mutua.methods.base import Job
-from mutua.methods.participant import Participant
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

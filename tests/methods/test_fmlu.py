@@ -16,11 +16,9 @@ from scipy.special import softmax
 
 from conftest import work
 from mutua import Federation, InputError, Kind, Message, Refused
-from mutua.federation.message import Part, number
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
-from mutua.learning.trainer import Batch
-from mutua.methods import DML, FML, FMLU, Method, of
+from mutua.methods import DML, FML, FMLU, Batch, Method, Part, number, of
 from mutua.rounds.events import Rejected
 from mutua.support.tensor_files import Tensors
 

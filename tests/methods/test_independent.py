@@ -17,8 +17,7 @@ from mutua.data.public import Public
 from mutua.errors import LeftOut
 from mutua.federation.module_pool import Modules
 from mutua.learning.trainer import Trainer
-from mutua.methods import Centralised, FedAvg, Independent
-from mutua.methods.participant import Participant
+from mutua.methods import Centralised, FedAvg, Independent, Participant
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

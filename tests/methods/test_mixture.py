@@ -21,15 +21,21 @@ from torch.nn import functional as F
 from conftest import work
 from mutua import Architecture, Client, Federation, InputError, Kind, Message, Samples, methods
 from mutua.data.public import Public
-from mutua.federation.message import count
 from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
-from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
-from mutua.methods import FedAvg, FedProx, FineTuned, Independent, MixtureOfExperts
-from mutua.methods.base import supervised
+from mutua.methods import (
+    EarlyStopping,
+    FedAvg,
+    FedProx,
+    FineTuned,
+    Independent,
+    MixtureOfExperts,
+    Participant,
+    count,
+    supervised,
+)
 from mutua.methods.mixture import Mixture
-from mutua.methods.participant import Participant
 from mutua.rounds.events import RoundStarted
 from mutua.seeds import private, torch_stream
 from mutua.support.tensor_files import Tensors

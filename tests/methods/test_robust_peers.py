@@ -13,8 +13,7 @@ import torch
 
 from mutua import Federation, Kind, Message
 from mutua.data.public import Public, carve
-from mutua.federation.message import Part
-from mutua.methods import FedH2L, FedMD
+from mutua.methods import FedH2L, FedMD, Part
 from mutua.seeds import public
 
 Array = np.ndarray[Any, Any]

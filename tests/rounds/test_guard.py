@@ -13,11 +13,8 @@ import torch
 import mutua
 from mutua import Federation, Kind, Message, Privacy, RunError
 from mutua.data.public import Public, carve
-from mutua.federation.message import Part, weights
 from mutua.federation.store import State, Store, not_finite
-from mutua.learning.schedules import Schedule
-from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent
-from mutua.methods.participant import Participant
+from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent, Part, Participant, Schedule, weights
 from mutua.rounds.events import Finished, Reached, Rejected, Stopped
 from mutua.rounds.guard import LARGE, Guard, too_long
 from mutua.rounds.loop import Rounds

@@ -17,10 +17,19 @@ from torch import nn
 from mutua import SGD, Federation, InputError, Message, Plan, Refused, RunError
 from mutua import run as run_method
 from mutua.engines.local import LocalEngine
-from mutua.federation.message import count, weights
 from mutua.learning.evaluation import measure
 from mutua.learning.metrics import SCALARS
-from mutua.methods import FML, Centralised, FedAvg, FineTuned, Independent, Method, MixtureOfExperts
+from mutua.methods import (
+    FML,
+    Centralised,
+    FedAvg,
+    FineTuned,
+    Independent,
+    Method,
+    MixtureOfExperts,
+    count,
+    weights,
+)
 from mutua.rounds.events import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
 from mutua.support.tensor_files import Tensors
 
@@ -184,7 +193,7 @@ def broken(how: str) -> Callable[[Message], Message]:
 
 def replace_kind(arrays: Tensors) -> Any:
     from mutua import Kind
-    from mutua.federation.message import Part
+    from mutua.methods import Part
 
     return Part(Kind.METRIC, arrays)
 

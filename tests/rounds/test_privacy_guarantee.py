@@ -14,21 +14,29 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from scipy import stats
+from scipy import optimize, stats
 
 import mutua
 from mutua import Ledger, Message, Plan
-from mutua.federation.message import weights
-from mutua.federation.privacy_accounting import Uses, epsilon, largest
-from mutua.methods import FML, FMLU, FedAvg, FineTuned
+from mutua.federation.privacy_accounting import Uses, epsilon, largest, rdp
+from mutua.methods import FML, FMLU, FedAvg, FineTuned, Independent, Participant, weights
 from mutua.methods.base import Job
-from mutua.methods.participant import Participant
 from mutua.rounds.participation import Participation
 from mutua.rounds.privacy_guarantee import Guarantee, guarantee
 from mutua.seeds import normals, torch_stream, uniforms
 from mutua.support.tensor_files import Tensors
 
 UNIFORM = FedAvg(weights="uniform")
+
+
+def exact(sigma: float, times: int, delta: float) -> float:
+    """ε of so many Gaussian mechanisms, which are one of noise σ/√times: Balle and Wang 2018, Theorem 8."""
+    mu = math.sqrt(times) / sigma
+
+    def spent(eps: float) -> float:
+        return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
+
+    return float(optimize.brentq(spent, 0, 500))
 
 
 def pld(noises: list[float], delta: float) -> float:
@@ -282,3 +290,79 @@ def test_a_budget_at_the_command_line(command: Any, tmp_path: Path) -> None:
     assert [(run["state"], run["round"], run["rounds"]) for run in listed] == [("finished", 2, 9)]
     alone = command("run", "tiny.yaml", *given, "--set", "method=independent", "--out", "alone", "--json")
     assert json.loads(alone.out)["rounds"] == 9  # it sends nothing
+
+
+# The guarantee of a run
+
+
+def made(federation: Any, method: Any, **settings: Any) -> Any:
+    privacy = {"clip": 0.1, "noise": 2.0, "delta": 1e-4, **settings.pop("privacy", {})}
+    return mutua.run(method, federation, batch_size=4, device="cpu", privacy=privacy, **settings)
+
+
+def test_what_is_promised_by_hand(federate: Any) -> None:
+    run = made(federate([6] * 4), FML(), rounds=3)
+    found = run.guarantee
+    assert found.epsilon.messages == epsilon([Uses(2.0, 1.0, 3)], 1e-4)
+    assert found.epsilon.globals == epsilon([Uses(4.0, 1.0, 3)], 1e-4)  # the noise of four is twice that of one
+    assert found.epsilon.sampled is None
+    assert found.epsilon.messages == pytest.approx(exact(2.0, 3, 1e-4), rel=1e-6)
+    assert found.rdp.messages == rdp([Uses(2.0, 1.0, 3)], 1e-4)
+    assert found.rdp.globals == rdp([Uses(4.0, 1.0, 3)], 1e-4)
+
+
+def test_a_client_counts_as_often_as_it_was_drawn(federate: Any) -> None:
+    run = made(federate([6] * 5), FML(), rounds=6, client_fraction=0.4)
+    drawn = Counter(e.client for e in run.ledger if e.direction == "up" and e.kind == "weights")
+    assert sum(drawn.values()) == 12 and 1 < max(drawn.values()) < 6
+    found = run.guarantee
+    assert found.epsilon.messages == epsilon([Uses(2.0, 1.0, max(drawn.values()))], 1e-4)
+    assert found.epsilon.globals == epsilon([Uses(2.0 * math.sqrt(2), 1.0, max(drawn.values()))], 1e-4)
+    assert found.epsilon.sampled == epsilon([Uses(2.0 * math.sqrt(2), 0.4, 6)], 1e-4)
+
+
+class Own(FML):
+    def merge(self, server: Any, replies: Any) -> None:
+        server.state["global"] = next(iter(replies.values())).arrays("meme")
+
+
+@pytest.mark.parametrize("method", [FML(combine="median"), FML(max_norm_ratio=100), Own()], ids=repr)
+def test_only_a_mean_of_all_adds_the_noises_up(method: Any, federate: Any) -> None:
+    found = made(federate(), method, rounds=1).guarantee
+    assert (found.epsilon.messages, found.epsilon.globals) == (epsilon([Uses(2.0, 1.0, 1)], 1e-4), None)
+
+
+def test_where_there_is_no_guarantee(federate: Any) -> None:
+    assert mutua.run(FML(), federate(), rounds=1).guarantee is None
+    none = made(federate(), FML(), rounds=1, privacy={"noise": 0})
+    assert (none.guarantee.epsilon.messages, str(none.guarantee)) == (None, "none, since privacy.noise is 0")
+    assert made(federate(), Independent(), rounds=1).guarantee.epsilon.messages == 0
+
+
+def test_a_report_says_what_is_promised_or_that_nothing_is(command: Any) -> None:
+    settings = ("--set", "privacy={clip: 1, noise: 3, delta: 1e-4}")
+    said = command("run", "tiny.yaml", *settings, "--out", "a").out
+    numbers = epsilon([Uses(3.0, 1.0, 1)], 1e-4), epsilon([Uses(3.0 * math.sqrt(2), 1.0, 1)], 1e-4)
+    by_rdp = rdp([Uses(3.0, 1.0, 1)], 1e-4), rdp([Uses(3.0 * math.sqrt(2), 1.0, 1)], 1e-4)
+    line = "of a client's data, ε = {:.3g} in all messages, {:.3g} in the globals alone, at δ = 0.0001; "
+    line = (line + "by Rényi accounting {:.3g}, {:.3g}; ").format(*numbers, *by_rdp)
+    line += "noise from the system's random source, so the run does not repeat"
+    assert f"differential privacy: {line}\n" in said
+    assert "differential privacy: none\n" in command("run", "tiny.yaml", "--out", "b").out
+    assert json.loads(command("run", "tiny.yaml", "--out", "c", "--json").out)["privacy"] is None
+    assert json.loads(command("run", "tiny.yaml", *settings, "--out", "d", "--json").out)["privacy"] == {
+        "level": "client",
+        "clip": 1.0,
+        "noise": 3.0,
+        "delta": 1e-4,
+        "budget": None,
+        "randomness": "system",
+        "epsilon": {"messages": numbers[0], "globals": numbers[1], "sampled": None},
+        "rdp": {"messages": by_rdp[0], "globals": by_rdp[1], "sampled": None},
+    }
+    assert json.loads(Path("d/run.json").read_text())["summary"]["privacy"]["epsilon"]["messages"] == numbers[0]
+    table = command(
+        "compare", "tiny.yaml", *settings, "--methods", "fml,independent", "--seeds", "0", "--out", "e"
+    ).out
+    assert f"fml, seed 0: differential privacy {line}" in table
+    assert "independent, seed 0: differential privacy of a client's data, ε = 0 in all messages" in table

@@ -22,8 +22,8 @@ from safetensors.torch import _TYPES as TYPES_OF_SAFETENSORS
 from safetensors.torch import load, load_file, save
 
 from mutua import Kind, Message, Recipe, RunError
-from mutua.federation.message import Part, count, number, weights
 from mutua.federation.store import Commit, State, Store
+from mutua.methods import Part, count, number, weights
 from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.rounds.state import RunState
 from mutua.runs import checkpoints

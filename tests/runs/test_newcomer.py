@@ -16,9 +16,7 @@ from torch.nn import functional as F
 
 from mutua import InputError, Samples, load
 from mutua.federation.module_pool import Modules
-from mutua.learning.early_stopping import EarlyStopping
-from mutua.methods import FML, Independent
-from mutua.methods.participant import Participant
+from mutua.methods import FML, EarlyStopping, Independent, Participant
 from mutua.runs import newcomer
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join

@@ -13,10 +13,8 @@ import torch
 
 from killing import begin, forked, go_on, left, recipe_of, waited
 from mutua import Message, Recipe, RunError
-from mutua.federation.message import weights
 from mutua.federation.store import Store
-from mutua.methods import FineTuned
-from mutua.methods.participant import Participant
+from mutua.methods import FineTuned, Participant, weights
 from mutua.runs.execute import execute
 from mutua.runs.resuming import ResumedRecorder
 from mutua.support.processes import can_fork

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from mutua import SGD, Plan
 from mutua.data.partitions import IID, Dirichlet, Shards
-from mutua.learning.schedules import Schedule
+from mutua.methods import Schedule
 from mutua.support.configuration import Spec, explain
 
 
