@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -514,6 +514,8 @@ def test_adding_the_first_and_removing_the_last_opted_out_sample_change_nothing(
 class Leaky(FedAvg):
     """Trains on everything, though it says that it does not."""
 
+    honours_opt_out: ClassVar[bool] = True
+
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         models = self.models(client, brief)
         client.fit(self.objective, models)
@@ -522,6 +524,8 @@ class Leaky(FedAvg):
 
 class Counting(FedAvg):
     """Tells how many samples there are in all."""
+
+    honours_opt_out: ClassVar[bool] = True
 
     def reply(self, client: Participant, meme: nn.Module) -> Message:
         return Message(**{**super().reply(client, meme), "samples": count(len(client.train))})

@@ -28,6 +28,7 @@ from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.participant import Participant, initial_seed
+from mutua.methods.promises import doubt, promised
 from mutua.models import Architecture, shared_names
 from mutua.support.configuration import Spec, explain
 from mutua.support.importing import import_object, path_of, trust_object, trust_shipped_classes
@@ -143,9 +144,11 @@ class Method(Spec, ABC):
                 raise InputError(f"public.labelled: false, but {self.name} {self.needs_labels}; give labels")
         if self.needs_global and not any(client.takes_part for client in federation.clients):
             raise InputError("opt_out: every client has opted out whole; at least one must be in")
-        if not self.honours_opt_out and any(client.opt_in is not None for client in federation.clients):
-            able = ", ".join(name for name, method in sorted(_METHODS.items()) if method.honours_opt_out)
-            raise InputError(f"opt_out: method {self.name} would let opted-out samples leave; use one of {able}")
+        kept = promised(type(self), "honours_opt_out")
+        if not kept and any(client.opt_in is not None for client in federation.clients):
+            able = ", ".join(name for name, kind in sorted(_METHODS.items()) if promised(kind, "honours_opt_out"))
+            why = doubt(type(self), "honours_opt_out") or f"method {self.name} would let opted-out samples leave"
+            raise InputError(f"opt_out: {why}; use one of {able}")
         return federation
 
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
@@ -270,7 +273,7 @@ class Hub(Method):
         verbs = (getattr(type(self), verb) for verb in ("brief", "check", "outliers", "merge", "merge_weights"))
         known = all(verb.__module__.startswith("mutua.methods.") for verb in verbs)
         alike = set(self.shares) == {Kind.WEIGHTS} and self.max_norm_ratio is None
-        return known and alike and isinstance(self.combine, merging.Mean)
+        return known and alike and type(self.combine) is merging.Mean
 
     def reply(self, client: Participant, meme: nn.Module) -> Message:
         """What leaves after training: the shared part of the meme."""

@@ -85,6 +85,8 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term (μ/2)‖w − w_G‖² that holds the meme near the global."""
 
     name: ClassVar[str] = "fedprox"
+    honours_opt_out: ClassVar[bool] = True
+    only_own_gradients: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
     mu: Annotated[Schedule, within(0, 1e6)] = 0.01
 
@@ -103,6 +105,8 @@ class FineTuned(FedAvg):
     """FedAvg, then each client continues the global on its own data until validation says stop."""
 
     name: ClassVar[str] = "finetuned"
+    honours_opt_out: ClassVar[bool] = True
+    only_own_gradients: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
     patience: int = Field(10, ge=1)
     tune_epochs: int = Field(200, ge=1)

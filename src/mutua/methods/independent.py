@@ -88,6 +88,7 @@ class Aggregated(Independent):
     """Each client trains alone on its own data and the whole public set. Nothing leaves."""
 
     name: ClassVar[str] = "aggregated"
+    honours_opt_out: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
 
     @property

@@ -52,6 +52,8 @@ class MixtureOfExperts(FedAvg):
     """FedAvg on opted-in data; then, alone, a local expert and a gate between the two, on all data."""
 
     name: ClassVar[str] = "mixture"
+    honours_opt_out: ClassVar[bool] = True
+    only_own_gradients: ClassVar[bool] = True
     own_models: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
     gate: Architecture | None = None

@@ -12,6 +12,7 @@ from mutua import models
 from mutua.data.sources import EMBEDDED, catalogue, data_folder
 from mutua.federation.message import Kind
 from mutua.methods import base
+from mutua.methods.promises import promised
 from mutua.reports import console
 from mutua.runs.listing import RunOverview
 from mutua.runs.newcomer import Joined
@@ -38,7 +39,7 @@ def show_methods() -> None:
     )
     for name, method in known.items():
         sent = [base.BANDWIDTH[kind] for kind in method.shares if kind in base.BANDWIDTH] or ["nothing"]
-        can = method.own_models, method.different_data, method.honours_opt_out
+        can = method.own_models, method.different_data, promised(type(method), "honours_opt_out")
         weights = Kind.WEIGHTS in method.shares
         facts.add_row(name, *map(_yes, can), method.server_does, _yes(weights), ", ".join(sent))
     console.show_table(

@@ -19,6 +19,7 @@ from mutua.federation.privacy import Privacy
 from mutua.federation.privacy_accounting import Account, Mechanism, Uses, accounting, epsilon, largest, rdp
 from mutua.learning.private_training import sampling_rate, steps_per_epoch
 from mutua.methods.base import Job, Method
+from mutua.methods.promises import doubt, promised
 from mutua.rounds.participation import Participation
 
 # How a method stops sending what would be neither noised nor counted.
@@ -96,6 +97,8 @@ def check_privacy(privacy: Privacy, method: Method, normed: bool) -> None:
             )
     if privacy.level == "client" or not method.shares:
         return
+    if why := doubt(type(method), "only_own_gradients"):
+        raise InputError(f"privacy.level: 'example', but {why}, or use level: client")
     if not method.only_own_gradients:
         raise InputError(
             f"privacy.level: 'example', but in {method.name} the meme also learns from a model that has seen "
@@ -127,7 +130,7 @@ def guarantee(
     if not noise and any(sent.values()):
         return Guarantee(privacy, Epsilon(None))
     messages = seen_in_messages(plan, privacy, clients, {client: len(rounds) for client, rounds in sent.items()})
-    if privacy.level == "example" or not job.method.averages:
+    if privacy.level == "example" or not _averages(job.method):
         return _guarantee(privacy, messages)
     # The noise of a sum of m messages is √m times as large. What was refused is not in it, nor is its noise.
     together = participation.merged
@@ -138,6 +141,10 @@ def guarantee(
     rate = plan.drawn(able) / able
     sampled = [tuple(Uses(noise * math.sqrt(m), rate, 1) for m in together.values())]
     return _guarantee(privacy, messages, in_sums, sampled if rate < 1 else None)
+
+
+def _averages(method: Method) -> bool:
+    return method.averages and promised(type(method), "averages")
 
 
 def seen_in_messages(
