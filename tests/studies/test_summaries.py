@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from mutua.studies.summaries import summarise, write_comparison
+from mutua.studies.comparison_tables import differences_table
+from mutua.studies.summaries import never_trained, summarise, write_comparison
 from mutua.support.files import atomic_files
 
 # The arithmetic
@@ -99,6 +100,46 @@ def test_domains_are_compared_where_all_runs_have_them() -> None:
     assert "acc" not in summarise([("x", one(0.1, 0.2, domains=some)), ("y", one(0.1, 0.2))])["x"]["accuracy"]
 
 
+def test_a_difference_is_over_the_clients_that_count_in_both_runs() -> None:
+    def run(own: list[float], never: str = "", seed: int = 0, domains: bool = False) -> dict[str, Any]:
+        ids = [f"c{i}" for i in range(len(own))]
+        counted = [value for client, value in zip(ids, own, strict=True) if client != never]
+        made = one(0.5, sum(counted) / len(counted), seed=seed)
+        made["clients"] = [
+            {"id": client, "trained": client != never, "accuracy": {"predictor": value, "global": 0.5}}
+            for client, value in zip(ids, own, strict=True)
+        ]
+        if domains:
+            made["domains"] = dict.fromkeys(("wdp", "cdp", "acc"), made["mean"]["predictor"]["accuracy"])
+            known = {client: value for client, value in zip(ids, own, strict=True) if client != never}
+            made["domains_by_client"] = dict.fromkeys(("wdp", "cdp", "acc"), known)
+        return made
+
+    # Means: 0.6 of three clients, 0.55 of four. Of the same three: 0.6 and 0.7.
+    x, y = run([0.5, 0.6, 0.7, 0.1], never="c3"), run([0.6, 0.7, 0.8, 0.1])
+    for first, second, sign in ((("x", x), ("y", y), 1), (("y", y), ("x", x), -1)):
+        row = summarise([first, second])[second[0]]
+        assert row["difference"]["predictor"]["mean"] == pytest.approx(sign * 0.1)
+    found = summarise([("x", x), ("y", y)])
+    assert found["x"]["accuracy"]["predictor"]["mean"] == pytest.approx(0.6)
+    assert found["y"]["accuracy"]["predictor"]["mean"] == pytest.approx(0.55)
+    assert any("count in both" in line for line in never_trained([("x", x), ("y", y)]))
+    assert never_trained([("y", y)]) == []
+    # Each seed has clients of its own that count: +0.1 over c0, c1, c2 and +0.2 over c1, c2, c3.
+    again = run([0.9, 0.2, 0.3, 0.4], never="c0", seed=1), run([0.1, 0.4, 0.5, 0.6], seed=1)
+    both = summarise([("x", x), ("y", y), ("x", again[0]), ("y", again[1])])["y"]["difference"]["predictor"]
+    assert both["values"] == pytest.approx([0.1, 0.2])
+    # The accuracies of domains are over the same clients.
+    pair = run([0.5, 0.6, 0.7, 0.1], "c3", domains=True), run([0.6, 0.7, 0.8, 0.1], domains=True)
+    domains = summarise([("x", pair[0]), ("y", pair[1])])["y"]["difference"]
+    assert [domains[name]["mean"] for name in ("wdp", "cdp", "acc")] == pytest.approx([0.1] * 3)
+    # No client counts in both; other clients altogether: nothing to pair, so the whole means.
+    none = summarise([("x", run([0.5, 0.6], "c0")), ("y", run([0.5, 0.6], "c1"))])["y"]["difference"]["predictor"]
+    assert none["mean"] is None
+    other = summarise([("x", run([0.5, 0.7], "c1")), ("y", run([0.2, 0.3, 0.4]))])["y"]["difference"]["predictor"]
+    assert other["mean"] == pytest.approx(-0.2)
+
+
 # What it leaves
 
 
@@ -121,3 +162,10 @@ def test_the_files(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "comparison.json").read_text())
     assert [r["method"] for r in report["runs"]] == ["x", "y", "x", "y"]
     assert report["summary"] == json.loads(json.dumps(summarise(runs)))
+
+
+def test_results_that_are_equal_in_every_seed_are_called_equal() -> None:
+    runs = [(name, one(0.1 * (s + 1), 0.5 + 0.1 * s * (name == "y"), seed=s)) for s in (0, 1, 2) for name in "xy"]
+    rows = {row[2]: row for row in differences_table(summarise(runs)).body}
+    assert rows["global"][3:] == ("+0.0", "+0.0 to +0.0", "equal")
+    assert rows["predictor"][-1] == "cannot tell"  # 0, 0.1 and 0.2: an interval from below 0 to above

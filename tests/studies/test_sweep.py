@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import io
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import yaml
 from mutua.methods import FedAvg, Independent
 from mutua.recipe.recipe import expand
 from mutua.reports.sections.better_off import better_off_blocks
+from mutua.reports.sections.results import difference_tables
 from mutua.reports.study import read_study
 from mutua.studies.sweep import PlannedRun, Sweep
 from mutua.support import signals
@@ -402,6 +404,30 @@ def test_the_terminal_says_who_never_trained_and_that_alone_trained_less(gridded
     text = " ".join(done.out.split())
     assert text.count("finetuned: trained on after the last round until validation says stop; alone did not") == 1
     assert re.search(r"fml, seed 0: c[01] never trained: out of the predictors' means", text)
+
+
+def test_methods_are_compared_over_the_clients_that_count_in_both(gridded: Command, tmp_path: Path) -> None:
+    words = ("compare", "tiny.yaml", "--methods", "fml,fedavg", "--seeds", "0,1", "--out", "half", "--json")
+    sets = ("--set", "client_fraction=0.25", "--set", "rounds=1", "--set", "partition.clients=4")
+    done = gridded(*words, *sets)
+    assert done.code == 0, done.err
+    by_hand = []
+    for seed in (0, 1):
+        fml, fedavg = (
+            json.loads((tmp_path / "half" / f"{name}-{seed}" / "run.json").read_text())["summary"]["clients"]
+            for name in ("fml", "fedavg")
+        )
+        assert [client["trained"] for client in fedavg] == [True] * 4  # they serve with the global
+        [only] = [client["id"] for client in fml if client["trained"]]
+        own = [next(c["accuracy"]["predictor"] for c in mine if c["id"] == only) for mine in (fedavg, fml)]
+        by_hand.append(own[0] - own[1])
+    told = json.loads(done.out)["summary"]["fedavg"]["difference"]["predictor"]
+    assert told["values"] == pytest.approx(by_hand)
+    [differences] = difference_tables(read_study(tmp_path / "half"))
+    [row] = [row for row in csv.DictReader(io.StringIO(differences.csv())) if row["measure"] == "predictor"]
+    assert float(row["difference"]) == pytest.approx(fmean(by_hand))
+    for remarks in (differences.remarks, " ".join(gridded(*words[:-1], *sets).out.split())):
+        assert "over the clients whose predictors count in both runs" in str(remarks)
 
 
 def test_a_link_in_a_comparisons_folder_is_refused(gridded: Command, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -128,11 +128,14 @@ class Run:
             for c in self.summary["clients"]
         }
 
-    def measure(self, name: str, alone: Run | None = None) -> Value:
-        """One of the run's numbers, by the measure's name; `alone` is the same clients' run without others."""
+    def measure(self, name: str, alone: Run | None = None, among: Collection[str] | None = None) -> Value:
+        """One of the run's numbers, by the measure's name; `alone` is the same clients' run without others.
+
+        Numbers over clients are over all that count, or over those `among` these.
+        """
         if self.numbers is None:
             return None
-        return _number(self.numbers.measure(Measure(name), alone.numbers if alone else None))
+        return _number(self.numbers.measure(Measure(name), alone.numbers if alone else None, among))
 
     def curve(self, measure: str) -> dict[int, float]:
         """By round, the global on the common test set, or the mean over clients of their predictors."""

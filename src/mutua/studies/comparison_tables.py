@@ -14,6 +14,7 @@ from mutua.studies.measures import (
     not_compared,
     trained_longer,
 )
+from mutua.studies.statistics import better_or_worse
 from mutua.studies.summaries import Summaries, never_trained
 from mutua.support.text import Sheet, several, size, spread
 
@@ -74,7 +75,7 @@ def differences_table(summary: Summary) -> Sheet:
     for label, row in summary.items():
         for measure, found in row["difference"].items():
             if label != row["minus"] and measure in _SHOWN and found["low"] is not None:
-                verdict = "better" if found["low"] > 0 else "worse" if found["high"] < 0 else "cannot tell"
+                verdict = better_or_worse(found["low"], found["high"])
                 interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
                 rows.append((label, row["minus"], measure, f"{100 * found['mean']:+.1f}", interval, verdict))
     title = "differences in the same seeds (percentage points; Student's t)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -154,8 +154,13 @@ class RunNumbers:
             return self.history.global_curve()
         return self.history.served_curve() if name == "predictor" else self.history.curve("global")
 
-    def measure(self, asked: Measure, alone: RunNumbers | None = None) -> float | None:
-        """One number, None where the run does not have it; `alone` is the run of the same clients alone."""
+    def measure(
+        self, asked: Measure, alone: RunNumbers | None = None, among: Collection[str] | None = None
+    ) -> float | None:
+        """One number, None where the run does not have it; `alone` is the run of the same clients alone.
+
+        Numbers over clients are over all that count, or over those `among` these.
+        """
         match asked.name:
             case "global":
                 return self.summary["global"]["accuracy"]  # type: ignore[no-any-return]
@@ -170,6 +175,8 @@ class RunNumbers:
                 turns = {(entry.round, entry.client) for entry in entries}
                 return sum(entry.bytes for entry in entries) / len(turns) if turns else 0.0
         values = self.by_client(asked.name)
+        if among is not None:
+            values = {client: value for client, value in values.items() if client in among}
         whole = " ".join(asked.clients)  # an id may have a space in it
         names = (whole,) if whole in values else asked.clients or tuple(values)
         wanted = {client: values[client] for client in names if client in values}
@@ -212,6 +219,21 @@ class ResultNumbers(RunNumbers):
     def _rows(self) -> tuple[History, Ledger]:
         assert self.result is not None
         return self.result.history, self.result.ledger
+
+
+def counted_in_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> set[str] | None:
+    """The clients whose predictors count in both runs, given their summaries: a difference is over these.
+
+    None where all clients count, and where the runs have other clients: then there is no client to pair.
+    """
+    of = a["clients"], b["clients"]
+    ids, counted = ([{c["id"] for c in mine if wanted(c)} for mine in of] for wanted in (lambda _: True, counts))
+    return None if ids[0] != ids[1] or counted == ids else counted[0] & counted[1]
+
+
+def counts(client: Mapping[str, Any]) -> bool:
+    """Whether a client of a run's summary counts in means of predictors: it has trained and has a number."""
+    return client.get("trained", True) and client["accuracy"]["predictor"] is not None
 
 
 class ComparableRun(Protocol):

@@ -85,6 +85,13 @@ class Difference(Spread):
         return "holds" if self.low > 0 else "does not hold" if self.high < 0 else "cannot tell"
 
 
+def better_or_worse(low: float, high: float) -> str:
+    """What a 95 % interval of a difference says; nothing but 0 is in it if both are equal in every seed."""
+    if low == high == 0:
+        return "equal"
+    return "better" if low > 0 else "worse" if high < 0 else "cannot tell"
+
+
 @cache
 def t_quantile(degrees: int, level: float = _LEVEL) -> float:
     """Student's two-sided quantile: outside ± t lies a probability of 1 − level; found by bisection."""

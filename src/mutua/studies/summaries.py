@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
 from mutua.recipe.grid import facets
-from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart
+from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart, counted_in_both, counts
 from mutua.studies.statistics import BySeed, Difference, Spread, paired
 from mutua.support.files import AtomicFiles, to_json
 from mutua.support.text import some, spreadsheet_csv
@@ -23,6 +23,7 @@ COLUMNS = ("seed", "client", "model", "split", "metric", "value")
 RESULTS = "results.csv"
 """A folder with this file holds many runs."""
 
+OVER_BOTH = "differences: over the clients whose predictors count in both runs of a pair"
 
 Summaries = Sequence[tuple[str, dict[str, Any]]]
 """Of every run the name of its cell, and what it says of itself and of its clients together."""
@@ -40,8 +41,11 @@ def run_summaries(runs: Iterable[tuple[str, _Run, RunNumbers]]) -> list[tuple[st
     for name, run, mine in named:
         rival = alone_counterpart(run, by_seed[run.seed])
         beside = None if rival is None else numbers[id(rival)]
-        over_clients = {measure: mine.measure(Measure(measure), beside) for measure in OVER_CLIENTS}
-        found.append((name, {**mine.summary, "cell": dict(run.position), "over_clients": over_clients}))
+        told = {**mine.summary, "cell": dict(run.position)}
+        told["over_clients"] = {measure: mine.measure(Measure(measure), beside) for measure in OVER_CLIENTS}
+        if mine.summary["domains"]:
+            told["domains_by_client"] = {measure: mine.by_client(measure) for measure in _DOMAINS}
+        found.append((name, told))
     return found
 
 
@@ -62,23 +66,32 @@ def summarise(runs: Summaries) -> dict[str, Any]:
 def _row(
     mine: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, Any]], measures: Sequence[str]
 ) -> dict[str, Any]:
-    def by_seed(of: Mapping[int, dict[str, Any]], measure: str) -> BySeed:
-        return {seed: _accuracy(run, measure) for seed, run in of.items()}
+    def by_seed(of: Mapping[int, dict[str, Any]], beside: Mapping[int, dict[str, Any]], measure: str) -> BySeed:
+        both = {seed: counted_in_both(run, beside[seed]) for seed, run in of.items() if seed in beside}
+        return {seed: _accuracy(of[seed], measure, among) for seed, among in both.items()}
 
     runs = list(mine.values())
     return {
-        "accuracy": {name: _spread(list(by_seed(mine, name).values())) for name in measures},
-        "difference": {name: _difference(by_seed(mine, name), by_seed(first, name)) for name in measures},
+        "accuracy": {name: _spread([_accuracy(run, name) for run in runs]) for name in measures},
+        "difference": {
+            name: _difference(by_seed(mine, first, name), by_seed(first, mine, name)) for name in measures
+        },
         "clients": {name: _spread([run["over_clients"][name] for run in runs]) for name in OVER_CLIENTS},
         "bytes": {way: fmean([run["bytes"][way] for run in runs]) for way in ("up", "down")},
     }
 
 
-def _accuracy(run: dict[str, Any], model: str) -> float | None:
+def _accuracy(run: dict[str, Any], model: str, among: Set[str] | None = None) -> float | None:
     """The global on the common test set; predictors on their clients' own test data, mean over clients.
 
-    Where clients have domains, also their predictors within, across and over all domains.
+    Where clients have domains, also their predictors within, across and over all domains. The mean is over all
+    clients that count, or over those `among` these.
     """
+    if model != "global" and among is not None:
+        own = {client["id"]: client["accuracy"]["predictor"] for client in run["clients"]}
+        of = run["domains_by_client"][model] if model in _DOMAINS else own
+        known = [float(of[client]) for client in own if client in among and client in of]
+        return fmean(known) if known else None
     if model in _DOMAINS:
         return None if run["domains"][model] is None else float(run["domains"][model])
     found = run["global"]["accuracy"] if model == "global" else run["mean"]["predictor"]["accuracy"]
@@ -117,11 +130,13 @@ def comparison_rows(runs: Summaries) -> list[tuple[Any, ...]]:
 
 
 def never_trained(runs: Summaries) -> list[str]:
-    """A line for each run with clients whose own model never trained."""
+    """A line for each run with clients whose own model never trained, and what that is to differences."""
     found = []
     for label, run in runs:
         if out := [client["id"] for client in run["clients"] if not client.get("trained", True)]:
             found.append(f"{label}, seed {run['seed']}: {some(out)} never trained: out of the predictors' means")
+    if not all(counts(client) for _, run in runs for client in run["clients"]):
+        found.append(OVER_BOTH)
     return found
 
 

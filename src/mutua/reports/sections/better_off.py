@@ -10,9 +10,9 @@ from mutua.reports.sections.what_was_run import enumerated
 from mutua.reports.study import Run, Study
 from mutua.reports.tables import MOST_CLIENTS, Cell, PercentagePoints, Table
 from mutua.studies.measures import not_compared, trained_longer
-from mutua.studies.statistics import Difference, Spread
+from mutua.studies.statistics import Difference, Spread, better_or_worse
 
-_WORDS = {"holds": "better off", "does not hold": "worse off", "cannot tell": "cannot tell"}
+_WORDS = {"better": "better off", "worse": "worse off", "equal": "equal", "cannot tell": "cannot tell"}
 _ALONE = ("independent", "centralised")
 """Methods without a federation that could be compared with training alone."""
 
@@ -27,8 +27,9 @@ class ClientVerdict(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Better or worse off where the whole interval is on one side of 0, else cannot tell."""
-        return _WORDS[self.difference.verdict]
+        """Better or worse off where the whole interval is on one side of 0; equal where it is nothing but 0."""
+        low, high = self.difference.low, self.difference.high
+        return "cannot tell" if low is None or high is None else _WORDS[better_or_worse(low, high)]
 
 
 def client_verdicts(study: Study, label: str) -> list[ClientVerdict]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-from mutua.reports.study import Run, Study, common_value
+from mutua.reports.study import Run, Study, Value, common_value
 from mutua.reports.tables import Bytes, Cell, PercentagePoints, Table
-from mutua.studies.measures import ABOUT
-from mutua.studies.statistics import Difference, Spread, paired
+from mutua.studies.measures import ABOUT, counted_in_both, counts
+from mutua.studies.statistics import Difference, Spread, better_or_worse
+from mutua.studies.summaries import OVER_BOTH
 
 _MEASURES = {
     "global": "global",
@@ -54,17 +55,28 @@ def difference_tables(study: Study) -> Iterator[Table]:
     rows: list[tuple[Cell, ...]] = []
     for first, label in ((members[0], label) for members in study.facets.values() for label in members[1:]):
         for name in ("global", "predictor", "acc"):
-            mine, theirs = ({run.seed: run.measure(name) for run in study.of(of)} for of in (label, first))
-            found = Difference.of_pairs(*paired(mine, theirs)).within(1)
-            if found.low is not None:
-                tells = {"holds": "better", "does not hold": "worse"}.get(found.verdict, found.verdict)
+            found = Difference.of_pairs(*_over_both(name, study.of(label), study.of(first))).within(1)
+            if found.low is not None and found.high is not None:
+                tells = better_or_worse(found.low, found.high)
                 points = (PercentagePoints(value) for value in (found.mean, found.low, found.high))
                 rows.append((label, first, name, tells, found.n, *points))
     if rows:
         title = "Differences in the same seeds, in percentage points, with 95 % intervals"
         heads = ("seeds", "difference", "from", "to")
-        remark = "the interval is Student's t over seeds; better or worse: all of it is above or below 0"
-        yield Table("differences", title, ("method", "minus", "measure", "is"), heads, tuple(rows), (remark,))
+        remarks = ["the interval is Student's t over seeds; better or worse: all of it is above or below 0"]
+        if not all(counts(client) for run in study.runs for client in (run.summary or {}).get("clients", ())):
+            remarks.append(OVER_BOTH)
+        yield Table("differences", title, ("method", "minus", "measure", "is"), heads, tuple(rows), tuple(remarks))
+
+
+def _over_both(name: str, mine: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[Value], list[Value]]:
+    """A measure in the seeds that both labels have, over the clients that count in both runs of a seed."""
+    beside = {run.seed: run for run in theirs if run.summary is not None}
+    pairs = [(run, beside[run.seed]) for run in mine if run.summary is not None and run.seed in beside]
+    both = [(*pair, counted_in_both(*(run.summary or {} for run in pair))) for pair in pairs]
+    return [a.measure(name, among=among) for a, _, among in both], [
+        b.measure(name, among=among) for _, b, among in both
+    ]
 
 
 def newcomer_tables(study: Study) -> Iterator[Table]:
