@@ -28,6 +28,10 @@ class InputError(MutuaError):
     exit_code = 2
 
 
+class NotInStore(InputError):
+    """A model that a method asked a client's store for, and that is not there."""
+
+
 class RunError(MutuaError):
     """A run that could not continue: the message says where it stopped and what is left."""
 

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax, rel_entr, softmax
+from torch import nn
 
+from mutua import InputError
+from mutua.learning import losses
 from mutua.learning.losses import cross_entropy, kl, kl_each, taught
 from mutua.seeds import torch_stream
 
@@ -188,3 +191,22 @@ def test_logits_may_lie_in_memory_as_they_like() -> None:
     assert torch.equal(kl(*turned), kl(teacher, student))
     apart = taught(turned[1], labels(), turned[0], 0.3, 0.7) - taught(student, labels(), teacher, 0.3, 0.7)
     assert float(apart) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "other", "said"),
+    [
+        (nn.Linear(2, 3), nn.Linear(2, 4), "weight is (3, 2) in the one and (4, 2) in the other"),
+        (nn.Linear(1, 3), nn.Linear(2, 3), "weight is (3, 1) in the one and (3, 2) in the other"),
+        (nn.Linear(2, 3), nn.Linear(2, 3, bias=False), "bias is (3,) in the one and missing in the other"),
+        (nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3)), "weight is (3, 2) in the one and missing in the other"),
+    ],
+    ids=["shape", "would broadcast", "fewer", "names"],
+)
+def test_a_distance_is_of_two_models_of_one_design(model: nn.Module, other: nn.Module, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        losses.squared_distance(model, other)
+    assert f"squared_distance: {said}; both must be of one design" in str(error.value)
+    one, two = nn.Linear(2, 3), nn.Linear(2, 3)
+    flat = [torch.cat([p.detach().flatten() for p in m.parameters()]).numpy() for m in (one, two)]
+    assert losses.squared_distance(one, two).item() == pytest.approx(float(((flat[0] - flat[1]) ** 2).sum()))

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -141,3 +142,14 @@ def test_two_of_one_name_are_told_apart(run):
     run(name="fedavg")
     (Path("twin.py")).write_text("from mutua.methods import FedAvg\nclass Twin(FedAvg):\n    pass\n")
     assert [c.label for c in read_contenders("fedavg,twin:Twin", None)] == ["fedavg", "twin:Twin"]
+
+
+@pytest.mark.parametrize("how", ["global", "finetune"])
+def test_a_newcomer_joins_it_with_the_global_though_it_has_no_personal_model(how, run, monkeypatch, tmp_path):
+    shared = run(name="my_methods:Tutored")
+    digits = mutua.load("mnist5k").train
+    np.savez("new.npz", x=digits.x[4000:4060, 0].numpy(), y=digits.y[4000:4060].numpy())
+    words = ["join", "my_methods.Tutored", "--data", "new.npz", "--how", how, "--out", "joined"]
+    monkeypatch.setattr(sys, "argv", ["mutua", *words])
+    command_line()
+    assert same(shared, load_file("joined/predictor.safetensors")) == (how == "global")

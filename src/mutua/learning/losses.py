@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mutua.errors import InputError
+
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Mean over the batch of −log softmax(logits) at the label."""
@@ -43,8 +45,15 @@ def taught(
 
 def squared_distance(model: nn.Module, other: nn.Module) -> Tensor:
     """‖w − v‖² over all parameters of two models of one design; freeze or detach the one that is not to move."""
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
-    return torch.stack([(w - v).square().sum() for w, v in pairs]).sum()
+    ours, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    shapes, others = ({name: tuple(p.shape) for name, p in m.items()} for m in (ours, theirs))
+    if shapes != others:
+        name = next(name for name in [*ours, *theirs] if shapes.get(name) != others.get(name))
+        one, two = (m.get(name, "missing") for m in (shapes, others))
+        raise InputError(
+            f"squared_distance: {name} is {one} in the one and {two} in the other; both must be of one design"
+        )
+    return torch.stack([(w - theirs[name]).square().sum() for name, w in ours.items()]).sum()
 
 
 def kl_each(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mutua.data.public import Public
 from mutua.data.samples import Samples
-from mutua.errors import Diverged, InputError
+from mutua.errors import Diverged, InputError, NotInStore
 from mutua.federation.client import Client, build
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules, batch_normed
@@ -170,7 +170,7 @@ class Participant:
         if name not in self.state:
             there = ", ".join(map(repr, self.state)) or "nothing"
             way_out = "put it there with client.initialise or client.keep"
-            raise InputError(f"client.model({name!r}): its store has no such model, it has {there}; {way_out}")
+            raise NotInStore(f"client.model({name!r}): its store has no such model, it has {there}; {way_out}")
         architecture = self.architecture if name == "personal" else self.global_architecture
         model = self._modules.get(name, architecture, self._client, self.state[name])
         self._stored[model] = name

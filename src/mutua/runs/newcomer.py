@@ -13,7 +13,7 @@ from mutua.data import sources
 from mutua.data.partitions import IID
 from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
-from mutua.errors import InputError
+from mutua.errors import InputError, NotInStore
 from mutua.federation.client import Client
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, weights
@@ -23,7 +23,7 @@ from mutua.federation.plan import Plan
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
 from mutua.methods import Independent
-from mutua.methods.base import How, Job
+from mutua.methods.base import How, Hub, Job, Method
 from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.runs.folder import RunFolder
@@ -94,7 +94,7 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     with fill_folder(out) as folder, one_thread():
         accuracy = {"global": _accuracy(newcomer.fork(brief), client)} if architecture.share == "all" else {}
         method.personalise(newcomer, brief, how)
-        predictor = method.predictor(newcomer, brief)
+        predictor = _predictor(method, newcomer, brief)
         kept = {key: value.detach().clone() for key, value in predictor.state_dict().items()}
         accuracy["predictor"] = _accuracy(predictor, client)
         accuracy["alone"] = _accuracy(_alone(plan, client, modules, method.stopping("personal")), client)
@@ -106,6 +106,17 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
             put_model(files, folder, {"predictor": kept}, card)
             files.write(folder / "join.json", to_json(joined.summary()) + "\n")
     return joined
+
+
+def _predictor(method: Method, newcomer: Participant, brief: Message) -> nn.Module:
+    """What the newcomer serves with: by the method or, if it asks for what only participants have, by its base."""
+    try:
+        return method.predictor(newcomer, brief)
+    except NotInStore:
+        # A personal model of `start` has learned nothing here: a newcomer has the global, or what it tuned it to.
+        if not isinstance(method, Hub):
+            raise
+        return Hub.predictor(method, newcomer, brief)
 
 
 class JoinRecord(StoredJson):
