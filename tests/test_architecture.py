@@ -128,16 +128,21 @@ def test_files_hold_one_idea() -> None:
 
 
 def public_names() -> dict[str, list[str]]:
-    """By name, the modules that define a public class or function of that name."""
+    """By name, the modules that define a public class, function or type of that name."""
     found: dict[str, list[str]] = {}
     for name, path in modules().items():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(name)
+            defined = [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
+            if isinstance(node, ast.Assign):  # `Tensors = dict[str, Tensor]` is a type, `CHUNK = 1 << 18` is none
+                targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                defined = [target for target in targets if target[0].isupper() and not target.isupper()]
+            for word in defined:
+                if not word.startswith("_"):
+                    found.setdefault(word, []).append(name)
     return found
 
 
 def test_one_word_for_one_thing() -> None:
-    """No two public classes or functions share a name."""
+    """No two public classes, functions or types share a name."""
     twice = {name: homes for name, homes in public_names().items() if len(set(homes)) > 1}
     assert twice == {}

@@ -36,7 +36,7 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute. Default: the recipe's.")
 ]
 EngineName = Annotated[str, typer.Option(help="Where clients run: local.", metavar="NAME")]
-Workers = Annotated[
+WorkersOption = Annotated[
     int | None,
     typer.Option(
         help="How many clients work at once. Default: one per core, one on a GPU. Changes no result on CPUs.",

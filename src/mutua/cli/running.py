@@ -18,7 +18,7 @@ from mutua.cli.options import (
     Seed,
     Sets,
     TrustCode,
-    Workers,
+    WorkersOption,
     load_recipe,
     print_json,
     trust_names,
@@ -67,7 +67,7 @@ def run_command(
     ] = False,
     data_dir: DataDir = None,
     device: Device = None,
-    workers: Workers = None,
+    workers: WorkersOption = None,
     log: Annotated[
         str | None,
         typer.Option(

@@ -24,7 +24,7 @@ from mutua.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from mutua.studies.sweep import Sweep
-    from mutua.studies.sweep_runner import Outcome
+    from mutua.studies.sweep_runner import SweepOutcome
 
 
 def compare_command(
@@ -105,7 +105,7 @@ def _remarks(sweep: Sweep) -> list[str]:
     return remarks + comparison_remarks(sweep.finished, runs)
 
 
-def _stopped(sweep: Sweep, outcome: Outcome) -> str:
+def _stopped(sweep: Sweep, outcome: SweepOutcome) -> str:
     done = f"{len(sweep.finished)} of {len(sweep.runs)} runs are finished"
     return f"{outcome.stopped}; {done}; to go on: the same command"
 

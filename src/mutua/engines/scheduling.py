@@ -71,7 +71,7 @@ class WorkTurn:
         return self.item.deadline - self.ran
 
 
-class Shares(NamedTuple):
+class TurnPlan(NamedTuple):
     """Who may run now and who is paused, and for how many seconds this holds (None: until a turn ends)."""
 
     running: list[WorkTurn]
@@ -105,7 +105,7 @@ class Scheduler:
             self._take_core(turn)
         return turn
 
-    def share(self) -> Shares:
+    def share(self) -> TurnPlan:
         """Let as many turns run as are allowed at once, and pause the others."""
         turns = list(self.turns.values())
         order = sorted(turns, key=lambda turn: turn.ran - turn.item.cost)
@@ -123,7 +123,7 @@ class Scheduler:
         longest = max(max(turn.item.cost, turn.ran) for turn in turns)
         switch = max(0.002, longest / 4) if paused else math.inf
         soonest = max(0.0, min([switch, *(turn.left for turn in turns)]))
-        return Shares(running, paused, None if soonest > _LONGEST_WAIT else soonest)
+        return TurnPlan(running, paused, None if soonest > _LONGEST_WAIT else soonest)
 
     def end(self, turn: WorkTurn, found: object) -> bool:
         """Its worker is idle again. False if this machine failed and the item is tried again, after all others."""

@@ -27,7 +27,7 @@ from mutua.errors import Fault, MachineFault, MutuaError, RunError
 from mutua.support import signals
 from mutua.support.processes import MAX_ATTEMPTS, die_with, keep_memory, use_one_thread
 from mutua.support.profiling import Span
-from mutua.support.shared_memory import Arena, Block, Parcel, Place
+from mutua.support.shared_memory import Arena, ArrayPlace, Block, Parcel
 
 Do = Callable[[WorkItem], Any]
 Done = Callable[[WorkItem, Any, Span], None]
@@ -73,7 +73,7 @@ class Workers:
     def do(self, items: Sequence[WorkItem], done: Done) -> None:
         """Do the items, which begin in this order, and call `done` with each result as it comes."""
         scheduler = Scheduler(items, self.number, len(self.processes), self._cores)
-        known: dict[int, Place] = {}  # every client's brief holds the same global, which crosses once
+        known: dict[int, ArrayPlace] = {}  # every client's brief holds the same global, which crosses once
         blocks: list[Block | None] = []
         answers: list[tuple[WorkItem, Parcel | Fault, Span]] = []
         failed: dict[str, Exception] = {}

@@ -11,7 +11,7 @@ from mutua.data.sources import Source, load
 from mutua.data.splits import ClientData, DealtSamples, split_and_deal
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.recipe.clients import ClientEntry, Data, Models
+from mutua.recipe.clients import ClientEntry, Data, ModelsSection
 from mutua.recipe.opt_out import OptOut, mark_opted_out
 from mutua.recipe.public_set import PublicSet, with_public_set
 from mutua.seeds import derive
@@ -25,7 +25,7 @@ def make_federation(
     data: Data | None,
     partition: Partition | None,
     clients: Sequence[ClientEntry] | None,
-    models: Models,
+    models: ModelsSection,
     public: PublicSet | None,
     opt_out: OptOut | None,
 ) -> Federation:
@@ -47,7 +47,12 @@ def make_federation(
 
 
 def _of_data(
-    data: Data, partition: Partition, models: Models, opt_out: OptOut | None, seed: int, data_dir: PathLike | None
+    data: Data,
+    partition: Partition,
+    models: ModelsSection,
+    opt_out: OptOut | None,
+    seed: int,
+    data_dir: PathLike | None,
 ) -> tuple[Federation, Source]:
     """One source, dealt to clients by the partition."""
     seed = dealing_seed(partition, seed)
@@ -59,7 +64,11 @@ def _of_data(
 
 
 def _of_clients(
-    clients: Sequence[ClientEntry], models: Models, opt_out: OptOut | None, seed: int, data_dir: PathLike | None
+    clients: Sequence[ClientEntry],
+    models: ModelsSection,
+    opt_out: OptOut | None,
+    seed: int,
+    data_dir: PathLike | None,
 ) -> tuple[Federation, list[Source]]:
     """Clients with data of their own; those that name the same data share it."""
     groups: dict[Data, list[str]] = {}

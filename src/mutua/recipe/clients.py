@@ -49,7 +49,7 @@ OneOrEach = Annotated[
 ]
 
 
-class Models(_Section):
+class ModelsSection(_Section):
     """The global's architecture, and one for all clients or one per client."""
 
     global_model: Architecture | None = Field(None, alias="global")

@@ -27,7 +27,7 @@ from mutua.methods.base import Method
 from mutua.models import Architecture
 from mutua.recipe.build_federation import make_federation
 from mutua.recipe.checkpoint_settings import CheckpointSettings
-from mutua.recipe.clients import ClientEntry, Data, Models
+from mutua.recipe.clients import ClientEntry, Data, ModelsSection
 from mutua.recipe.grid import Axes, Cell, Grid, cells, changed, put
 from mutua.recipe.opt_out import OptOut
 from mutua.recipe.public_set import PublicSet
@@ -48,7 +48,7 @@ class Recipe(Plan):
     name: str = Field("run", pattern=f"^{FILE_NAME}$", max_length=80)
     data: Data | None = None
     partition: Partition | None = None
-    models: Models = Field(default_factory=Models)
+    models: ModelsSection = Field(default_factory=ModelsSection)
     clients: list[ClientEntry] | None = Field(None, min_length=1)
     method: SerializeAsAny[Method]
     public: PublicSet | None = None

@@ -17,7 +17,7 @@ class Code:
     folded: str = ""
 
 
-Block = str | Table | Picture | Code
+Content = str | Table | Picture | Code
 """What a section is made of."""
 
 
@@ -26,7 +26,7 @@ class Section:
     """A heading and the blocks below it."""
 
     title: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[Content, ...]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from base64 import b64encode
 from itertools import groupby
 
 from mutua import __version__
-from mutua.reports.document import Block, Code, Report, Section
+from mutua.reports.document import Code, Content, Report, Section
 from mutua.reports.figures import INK, Picture
 from mutua.reports.tables import Table
 from mutua.support.text import markup
@@ -92,7 +92,7 @@ def _section(number: int, section: Section) -> str:
     return f'<section aria-labelledby="{at}">\n{heading}{"".join(parts)}</section>\n'
 
 
-def _block(block: Block) -> str:
+def _block(block: Content) -> str:
     match block:
         case Table():
             return block.html()

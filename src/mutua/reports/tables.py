@@ -27,10 +27,10 @@ class PercentagePoints:
     value: float | None
 
 
-Cell = str | int | Spread | Bytes | PercentagePoints
+CellValue = str | int | Spread | Bytes | PercentagePoints
 
 
-def cell_text(cell: Cell) -> str:
+def cell_text(cell: CellValue) -> str:
     """A cell as people read it."""
     match cell:
         case Spread():
@@ -50,7 +50,7 @@ class Table:
     title: str
     left: tuple[str, ...]
     right: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[CellValue, ...], ...]
     remarks: tuple[str, ...] = ()
 
     @property
@@ -102,7 +102,7 @@ class Table:
         )
 
     @staticmethod
-    def _joined(cells: Sequence[Cell], written: Callable[[str], str], between: str = " & ") -> str:
+    def _joined(cells: Sequence[CellValue], written: Callable[[str], str], between: str = " & ") -> str:
         return between.join(written(cell_text(cell)) for cell in cells)
 
     def markdown(self) -> str:

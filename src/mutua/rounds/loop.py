@@ -39,7 +39,7 @@ from mutua.support import signals
 from mutua.support.profiling import timed
 from mutua.support.row_log import LogPrefix
 
-TOLD = 10
+_REFUSALS_LISTED = 10
 """How many refusals the error of a stopped run lists."""
 LIMIT = 4 * 2**30
 """The most bytes of a reply, if the method does not say how long its replies are."""
@@ -210,7 +210,9 @@ class Rounds:
         due = len(accepted) + len(refusals)
         if method.shares and due and len(accepted) < plan.min_replies:
             self._forget(round - 1, refusals)
-            all_of_them = "; ".join(f"{client}: {reason}" for client, reason in list(refusals.items())[:TOLD])
+            all_of_them = "; ".join(
+                f"{client}: {reason}" for client, reason in list(refusals.items())[:_REFUSALS_LISTED]
+            )
             raise RunError(
                 f"round {round}: {len(accepted)} of {due} replies could be merged, "
                 f"min_replies is {plan.min_replies}; refused: {all_of_them or 'none'}"

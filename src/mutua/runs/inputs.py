@@ -108,10 +108,10 @@ def hash_inputs(recipe: Recipe, federation: Federation, show: HashProgress | Non
     return Inputs(recipe=recipe.dump(), sums=_sums(dict(_held(recipe, federation)), show))
 
 
-Part = bytes | Tensor | Path
+HashedPart = bytes | Tensor | Path
 
 
-def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Part]]]:
+def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[HashedPart]]]:
     """Everything that is hashed, by name."""
     for client in federation.clients:
         for split, samples in (("training", client.train), ("val", client.val), ("test", client.test)):
@@ -144,7 +144,7 @@ def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Pa
     yield from _sources(code)
 
 
-def _samples(samples: Samples) -> list[Part]:
+def _samples(samples: Samples) -> list[HashedPart]:
     arrays = [samples.x, samples.y, samples.domain, samples.opted_out]
     return [
         repr((samples.classes, samples.preprocess, samples.domains)).encode(),
@@ -160,7 +160,7 @@ def _made_by(architecture: Architecture) -> Any:
     return registry.find_model(name) if architecture.registered else import_object(name, "models")
 
 
-def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[Part]]]:
+def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[HashedPart]]]:
     """The user's own modules that these come from, and those beside them that they use."""
     waiting: list[str] = []
     for one in objects:
@@ -229,7 +229,7 @@ def _root(module: str) -> Path | None:
     return file.parent.parent if hasattr(sys.modules[_top(module)], "__path__") else file.parent
 
 
-def _sums(held: Mapping[str, Sequence[Part]], show: HashProgress | None) -> dict[str, str]:
+def _sums(held: Mapping[str, Sequence[HashedPart]], show: HashProgress | None) -> dict[str, str]:
     """The checksum of each: of the checksums of its parts, chunk by chunk."""
     pieces = [(name, piece) for name, parts in held.items() for part in parts for piece in _pieces(part)]
     made = {name: hashlib.sha256() for name in held}
@@ -246,7 +246,7 @@ def _sums(held: Mapping[str, Sequence[Part]], show: HashProgress | None) -> dict
     return {name: sum.hexdigest() for name, sum in made.items()}
 
 
-def _pieces(part: Part) -> Iterator[Part]:
+def _pieces(part: HashedPart) -> Iterator[HashedPart]:
     """Parts that many threads can hash at once."""
     if not isinstance(part, Tensor):
         yield part
@@ -257,13 +257,13 @@ def _pieces(part: Part) -> Iterator[Part]:
     yield from flat.split(rows)
 
 
-def _size(piece: Part) -> int:
+def _size(piece: HashedPart) -> int:
     if isinstance(piece, Path):
         return piece.stat().st_size if piece.is_file() else 0
     return piece.nbytes if isinstance(piece, Tensor) else len(piece)
 
 
-def _digest(piece: Part) -> bytes:
+def _digest(piece: HashedPart) -> bytes:
     if isinstance(piece, Tensor):
         return hashlib.sha256(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data).digest()
     if isinstance(piece, bytes):

@@ -25,8 +25,8 @@ from mutua.runs.result import Result
 from mutua.support.configuration import checked, whole_number
 
 ENGINES = ["local"]
-TOLD = 5
-"""So many clients that were left out are told of in a warning."""
+_CLIENTS_LISTED = 5
+"""How many clients that were left out a warning lists."""
 
 
 def run(
@@ -42,12 +42,12 @@ def run(
     progress: bool = True,
     **settings: Any,
 ) -> Result:
-    """Run a method over a federation, from its beginning or from where it stands.
+    """Run a method over a federation, from its beginning or from a saved state (`standing`).
 
     `method` is an object, or a name for one with its defaults: mutua.methods.FML(alpha=0.3), "fml".
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once:
-    if not given, one per core, or one in all on a GPU. On CPUs it changes no byte of the result. `faults` make
+    if not given, one per core, or one at a time on a GPU. On CPUs it changes no byte of the result. `faults` make
     clients fail on purpose. A callback is called with every event of the run. `progress` shows on stderr how far
     it has come: a bar in a terminal, else a line for each evaluation; the log `mutua` tells the same.
     """
@@ -135,16 +135,17 @@ def carry_out(
         job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation, longer
     )
     if missed := result.left_out():
-        many = f"; and {len(missed) - TOLD} more" if len(missed) > TOLD else ""
-        said = f"{len(missed)} of {len(clients)} clients were left out of rounds: {'; '.join(missed[:TOLD])}{many}"
-        warnings.warn(LeftOut(line(said)), stacklevel=3)  # of who called `run`
+        many = f"; and {len(missed) - _CLIENTS_LISTED} more" if len(missed) > _CLIENTS_LISTED else ""
+        first = "; ".join(missed[:_CLIENTS_LISTED])
+        said = f"{len(missed)} of {len(clients)} clients were left out of rounds: {first}{many}"
+        warnings.warn(LeftOut(line(said)), stacklevel=3)  # where `run` was called
     return result
 
 
 def _longer(
     method: Method, federation: Federation, plan: Plan, before: RunState, rounds: int, **given: Any
 ) -> Result:
-    """The rest of a run that becomes so long, from where it stood before the clients' last work."""
+    """The rest of a run with more rounds, from its state before the clients' last work."""
     # Stores grow with the run, and the shorter one may be extended again.
     stores = {client: Store([*store.commits]) for client, store in before.stores.items()}
     longer = lengthened(plan, method, rounds, plan.rounds)

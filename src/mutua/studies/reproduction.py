@@ -15,7 +15,7 @@ from mutua.studies.measures import REACHING, Measure
 from mutua.studies.papers.items import Claim, Item, Scale, load_item
 from mutua.studies.statistics import Difference, Spread, paired
 from mutua.studies.sweep import PlannedRun, Sweep
-from mutua.studies.sweep_runner import Outcome, Watch, run_sweep
+from mutua.studies.sweep_runner import SweepOutcome, Watch, run_sweep
 from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import to_json, write_file
@@ -74,7 +74,7 @@ class Reproduction:
         """The labels that make a run: without what a newcomer does after it."""
         return tuple((axis, label) for axis, label in cell.labels.items() if not (self._newcomer and axis == _HOW))
 
-    def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: PathLike | None) -> Outcome:
+    def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: PathLike | None) -> SweepOutcome:
         """Run what is not finished, and write the record."""
         with self.sweep.locked():
             self.sweep.check(data_dir, "grid")

@@ -53,7 +53,7 @@ Watch = Callable[[News], None]
 
 
 @dataclass
-class Outcome:
+class SweepOutcome:
     """How a sweep went: why it was stopped, if it was, and what failed."""
 
     stopped: str = ""
@@ -70,7 +70,7 @@ def run_sweep(
     data_dir: PathLike | None = None,
     engine: str = "local",
     minutes: float | None = None,
-) -> Outcome:
+) -> SweepOutcome:
     """Run what is not finished, so many at once, until all is or the time is up."""
     return _Runner(sweep, watch, data_dir, engine).run(workers, minutes)
 
@@ -80,13 +80,13 @@ class _Runner:
 
     def __init__(self, sweep: Sweep, watch: Watch, data_dir: PathLike | None, engine: str) -> None:
         self.sweep, self.watch, self.data_dir, self.engine = sweep, watch, data_dir, engine
-        self.outcome = Outcome()
+        self.outcome = SweepOutcome()
         self.waiting = deque((run, 1) for run in sweep.runs if not run.finished)
         self.busy: dict[Connection, _Working] = {}
         self._next_write, self._stale = 0.0, True
         self._resume = f"to go on: the same command with --out {sweep.place}"
 
-    def run(self, workers: int, minutes: float | None) -> Outcome:
+    def run(self, workers: int, minutes: float | None) -> SweepOutcome:
         """Until all is done, the time is up or somebody stops it."""
         until = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
         waiting, busy, outcome = self.waiting, self.busy, self.outcome

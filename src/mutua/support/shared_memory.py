@@ -29,7 +29,7 @@ LARGEST, SMALLEST = 1 << 38, 1 << 28
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # a page counts when it is first written
 
 
-Place = tuple[int, int]
+ArrayPlace = tuple[int, int]
 """Where an array lies: the process that owns the region, and the offset in it, in bytes."""
 
 
@@ -64,7 +64,7 @@ class Arena:
         self._known: dict[int, set[Block]] = defaultdict(set)  # in process 0: all blocks that others have sent
         self._in_use: set[Block] = set()  # and those of them that have arrays there
 
-    def pack(self, what: Any, *, refer: bool = True, known: dict[int, Place] | None = None) -> Parcel:
+    def pack(self, what: Any, *, refer: bool = True, known: dict[int, ArrayPlace] | None = None) -> Parcel:
         """Pack an object; without `refer`, arrays that lie in the arena already are copied too.
 
         `known` gives, by identity, the places of arrays in earlier parcels, which are not copied again.
@@ -122,7 +122,7 @@ class Arena:
             self.release(block)
             self._in_use.discard(block)  # last: a process that is forked meanwhile must not take it for free
 
-    def place(self, array: Tensor) -> Place | None:
+    def place(self, array: Tensor) -> ArrayPlace | None:
         """Where in the arena an array lies, if it does."""
         address = array.data_ptr()
         for owner, base in enumerate(self.bases):
@@ -146,7 +146,7 @@ class Arena:
 class _Packer(pickle.Pickler):
     """Pickles everything but arrays; these it notes, to be copied into one block."""
 
-    def __init__(self, content: io.BytesIO, arena: Arena, refer: bool, known: Mapping[int, Place]) -> None:
+    def __init__(self, content: io.BytesIO, arena: Arena, refer: bool, known: Mapping[int, ArrayPlace]) -> None:
         super().__init__(content, protocol=5)
         self.arena, self.refer, self.known = arena, refer, known
         self.arrays: dict[int, tuple[int, Tensor]] = {}

@@ -53,14 +53,14 @@ _ORDER = [
 ]
 """The order of types in a file, the widest first; within a type, arrays are ordered by name."""
 
-Layout = tuple[tuple[str, str, tuple[int, ...], int], ...]
+ArrayLayout = tuple[tuple[str, str, tuple[int, ...], int], ...]
 """What arrays are: the name, type, shape and bytes per value of each."""
 Pieces = list[bytes | memoryview]
 """A file's bytes in order. Arrays are not copied: a run's state may be large, and is saved often."""
 
 
 @lru_cache(maxsize=1024)
-def header_bytes(layout: Layout) -> int:
+def header_bytes(layout: ArrayLayout) -> int:
     """How long the header of a safetensors file with these arrays is."""
     return len(_header(_in_file_order(layout)))
 
@@ -74,11 +74,11 @@ def encode_tensors(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) ->
     return [_header(layout, metadata), *(a.reshape(-1).view(torch.uint8).numpy().data for a in held)]
 
 
-def _in_file_order(layout: Layout) -> Layout:
+def _in_file_order(layout: ArrayLayout) -> ArrayLayout:
     return tuple(sorted(layout, key=lambda entry: (_ORDER.index(entry[1]), entry[0])))
 
 
-def _header(layout: Layout, metadata: Mapping[str, str] | None = None) -> bytes:
+def _header(layout: ArrayLayout, metadata: Mapping[str, str] | None = None) -> bytes:
     """The header's length and the header, which says where each array is."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     offset = 0

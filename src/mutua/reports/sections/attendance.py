@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mutua.reports.study import Study
-from mutua.reports.tables import MOST_CLIENTS, Cell, Table
+from mutua.reports.tables import MOST_CLIENTS, CellValue, Table
 from mutua.rounds.participation import WRONG
 
 
 def attendance_blocks(study: Study) -> Iterator[str | Table]:
     """One row per client that was left out or never trained, or a sentence that there is none."""
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     remarks = [
         "answered: rounds whose work was done and, where it was sent, merged; asked: rounds it was drawn for"
     ]
@@ -19,7 +19,7 @@ def attendance_blocks(study: Study) -> Iterator[str | Table]:
     for run in (run for label in study.labels for run in study.of(label)):
         known = [client for client in (run.summary or {}).get("clients", []) if "participation" in client]
         told = told or bool(known)
-        mine: list[tuple[Cell, ...]] = []
+        mine: list[tuple[CellValue, ...]] = []
         for client in known:
             part = client["participation"]
             why = [f"{what} in {at}: {reason}" for what in WRONG for reason, at in part[what].items()]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mutua.reports.sections.what_was_run import enumerated
 from mutua.reports.study import Run, Study
-from mutua.reports.tables import MOST_CLIENTS, Cell, PercentagePoints, Table
+from mutua.reports.tables import MOST_CLIENTS, CellValue, PercentagePoints, Table
 from mutua.studies.measures import not_compared, trained_longer
 from mutua.studies.statistics import Difference, Spread, better_or_worse
 
@@ -82,7 +82,7 @@ def better_off_blocks(study: Study) -> Iterator[str | Table]:
                 f"mutua compare RECIPE --methods {study.method(labels[0])},independent."
             )
         return
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     for label, mine in found.items():
         counted = Counter(one.word for one in mine)
         told = ", ".join(f"{counted[word]} {word}" for word in _WORDS.values() if counted[word])

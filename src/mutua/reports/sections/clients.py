@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mutua.reports import charts
 from mutua.reports.figures import COLOURS, Picture, slug
 from mutua.reports.study import Run, Study
-from mutua.reports.tables import Cell, Table
+from mutua.reports.tables import CellValue, Table
 from mutua.studies.statistics import Spread
 
 
@@ -28,7 +28,9 @@ def client_blocks(study: Study, colour: Mapping[str, str]) -> Iterator[Table | P
             columns[f"{label}, global" if several else "global"] = shared
     if not ids:
         return
-    rows: list[tuple[Cell, ...]] = [(c, *(column[k] for column in columns.values())) for k, c in enumerate(ids)]
+    rows: list[tuple[CellValue, ...]] = [
+        (c, *(column[k] for column in columns.values())) for k, c in enumerate(ids)
+    ]
     title = "Accuracy in % of each client on its own test data"
     remark = "by the model that it serves with, or by the global where that is said"
     yield Table("clients", title, ("client",), tuple(columns), tuple(rows), (remark,))

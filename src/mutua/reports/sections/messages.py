@@ -7,12 +7,12 @@ from typing import Any
 
 from mutua.reports.sections.what_was_run import enumerated
 from mutua.reports.study import Study, common_value
-from mutua.reports.tables import Bytes, Cell, Table
+from mutua.reports.tables import Bytes, CellValue, Table
 
 
 def message_blocks(study: Study) -> Iterator[str | Table]:
     """One row per kind of part; then what was public before, and the guarantees."""
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     for label in study.labels:
         runs = study.of(label)
         sent: dict[str, dict[tuple[str, str], tuple[float, float]]] = {}

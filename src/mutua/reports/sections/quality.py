@@ -9,7 +9,7 @@ import numpy as np
 
 from mutua.reports.figures import Picture, confusion_picture, slug
 from mutua.reports.study import Run, Study
-from mutua.reports.tables import Cell, Table
+from mutua.reports.tables import CellValue, Table
 from mutua.studies.statistics import Spread
 
 _METRICS = {
@@ -34,7 +34,7 @@ def metric_tables(study: Study) -> Iterator[Table]:
     """By label the mean over clients; with one run also by client."""
     if all(run.summary is None for run in study.runs):
         return
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     for label in study.labels:
         found = [_by_client(run) for run in study.of(label)]
         rows.append((label, *(Spread.of([_mean(of[metric]) for of in found]) for metric in _METRICS)))
@@ -44,7 +44,7 @@ def metric_tables(study: Study) -> Iterator[Table]:
     if len(study.runs) == 1:
         [run] = study.runs
         [of] = found
-        each: list[tuple[Cell, ...]] = [
+        each: list[tuple[CellValue, ...]] = [
             (client, *(Spread.of([of[metric].get(client)]) for metric in _METRICS)) for client in run.clients
         ]
         yield Table("metrics-clients", "Metrics in % of each client", ("client",), heads, tuple(each))

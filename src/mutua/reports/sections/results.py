@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from mutua.reports.study import Run, Study, Value, common_value
-from mutua.reports.tables import Bytes, Cell, PercentagePoints, Table
+from mutua.reports.tables import Bytes, CellValue, PercentagePoints, Table
 from mutua.studies.measures import ABOUT, counted_in_both, counts
 from mutua.studies.statistics import Difference, Spread, better_or_worse
 from mutua.studies.summaries import OVER_BOTH
@@ -34,7 +34,7 @@ def result_tables(study: Study) -> Iterator[Table]:
         for name in _MEASURES
     }
     known = {name: column for name, column in found.items() if any(value.mean is not None for value in column)}
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     for i, label in enumerate(study.labels):
         runs = study.of(label)
         sent = sum(run.ledger.bytes("up") for run in runs) / len(runs)
@@ -52,7 +52,7 @@ def _measured(study: Study, name: str, run: Run) -> float | None:
 
 def difference_tables(study: Study) -> Iterator[Table]:
     """Each label's numbers minus those of the first label of its facet, in the seeds that both have."""
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     for first, label in ((members[0], label) for members in study.facets.values() for label in members[1:]):
         for name in ("global", "predictor", "acc"):
             found = Difference.of_pairs(*_over_both(name, study.of(label), study.of(first))).within(1)
@@ -81,7 +81,7 @@ def _over_both(name: str, mine: Sequence[Run], theirs: Sequence[Run]) -> tuple[l
 
 def newcomer_tables(study: Study) -> Iterator[Table]:
     """One row per newcomer and label."""
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     for label in study.labels:
         runs = study.of(label)
         for name in dict.fromkeys(name for run in runs for name in run.newcomers):

@@ -9,7 +9,7 @@ from typing import Any
 from mutua.federation.plan import SELECTIONS
 from mutua.reports import console
 from mutua.reports.study import Run, Study, common_value
-from mutua.reports.tables import MOST_CLIENTS, Cell, Table
+from mutua.reports.tables import MOST_CLIENTS, CellValue, Table
 from mutua.support.text import of_width, some
 
 
@@ -149,7 +149,7 @@ def settings_tables(study: Study) -> Iterator[Table]:
     differ = [key for key in keys if common_value(tree.get(key) for tree in flat.values()) is None]
     if len(flat) < 2 or not differ:
         return
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[CellValue, ...]] = []
     for label, tree in flat.items():
         rows.append((label, ", ".join(f"{key} {tree[key]}" for key in differ if tree.get(key) is not None)))
     yield Table("settings", "What differs between them", ("label", "its own settings"), (), tuple(rows))

@@ -45,7 +45,7 @@ class Laptop(_Part):
     cut: tuple[str, ...] = ()
 
 
-class Value(_Part):
+class PublishedValue(_Part):
     """A number as printed, in the paper's unit: percent as percent."""
 
     cell: _Labels = Field(default_factory=dict)
@@ -59,7 +59,7 @@ class Published(_Part):
 
     selection: str | None = None
     doubt: str | None = None
-    values: tuple[Value, ...] = ()
+    values: tuple[PublishedValue, ...] = ()
 
 
 class Claim(_Part):
