@@ -21,7 +21,7 @@ from mutua.methods import FML, FedAvg, FineTuned, Independent
 from mutua.reports.report import compose as report
 from mutua.reports.study import read_study
 from mutua.reports.tables import cell_text
-from mutua.rounds.events import Event, RoundStarted
+from mutua.rounds.events import Event, RoundEnded, RoundStarted
 from mutua.rounds.participation import REASONS, Participation, spans
 from mutua.runs.execute import execute
 from mutua.runs.recording import Recorder
@@ -202,3 +202,38 @@ def test_it_is_the_same_after_resuming(tiny: dict[str, Any], tmp_path: Path) -> 
             assert (place / name).read_bytes() == (once.path / name).read_bytes()
         runs = [json.loads((path / "run.json").read_text())["summary"] for path in (place, once.path)]
         assert runs[0]["clients"] == runs[1]["clients"]
+
+
+def test_a_client_that_was_never_drawn_is_not_called_left_out_nor_in_any_mean(federate: Federate) -> None:
+    shown: list[float] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, RoundEnded) and (newest := event.history.newest("predictor")):
+            shown.append(newest[1])
+
+    plan = {**PLAN, "rounds": 1, "client_fraction": 0.5}
+    with pytest.warns(LeftOut, match=r"^2 of 4 clients were never drawn: .: never drawn, so .*") as caught:
+        result = mutua.run(FML(), federate([9, 8, 7, 6]), callbacks=[watch], **plan)
+    [told] = [str(one.message) for one in caught if one.category is LeftOut]
+    assert "left out" not in told and "0 of 0" not in told
+    drawn = [client for client in result.clients if client.attendance.asked]
+    every = [client.accuracy() for client in result.clients]
+    by_hand = sum(client.accuracy() or 0 for client in drawn) / 2
+    assert by_hand != pytest.approx(sum(value or 0 for value in every) / 4)
+    assert shown[-1] == pytest.approx(by_hand) == pytest.approx(result.mean_accuracy())
+    assert len(shown) == 2  # nobody has trained in round 0: all count
+    start = result.history.select(round=0, model="predictor", split="test", metric="accuracy")
+    assert shown[0] == pytest.approx(sum(row.value or 0 for row in start) / 4)
+    assert result.history.newest("predictor") == (1, shown[-1])
+
+
+def test_tables_say_who_was_never_drawn(command: Callable[..., Any], tmp_path: Path) -> None:
+    words = ("run", "tiny.yaml", "--set", "client_fraction=0.5", "--set", "rounds=1", "--set", "method=fml")
+    done = command(*words, "--out", "x")
+    assert done.code == 0 and "never drawn, so its own model is out of the mean" in done.out, done.err
+    assert "0 of 0" not in done.out
+    table = next(table for table in report(read_study(tmp_path / "x")).tables if table.name == "attendance")
+    assert cell_text(table.rows[0][2]) == "never drawn, so its own model is out of all means"
+    mean = next(line for line in done.out.splitlines() if line.strip().startswith("mean"))
+    [last] = [line for line in done.err.splitlines() if "round 1/1" in line]
+    assert last.split("clients ")[1].split(" %")[0] in mean.split()

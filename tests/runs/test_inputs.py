@@ -353,3 +353,28 @@ def test_hashing_is_shown_where_it_takes_long(capsys: pytest.CaptureFixture[str]
         shown(done, 10**6)
         shown(done * 10**9, 3 * 10**9)
     assert capsys.readouterr().err == "hashing 3.0 GB of data, to know it again\n"
+
+
+def test_untrusted_code_needs_trust_and_no_other_recipe(
+    command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(command, PEERS, monkeypatch)
+    monkeypatch.setattr("mutua.support.importing._trusted", set())
+    done = command("run", "--resume", "x")
+    assert done.code == 2 and "--trust-code my_" in done.err and "remove" not in done.err, done.err
+
+
+def test_a_run_that_a_mistake_in_the_users_code_stopped_says_how_to_go_on_with_it_mended(
+    command: Command, place: Path
+) -> None:
+    code = Path("my_inputs.py").read_text()
+    Path("my_inputs.py").write_text(code + "\n    def objective(self, *_):\n        return self.misspelt\n")
+    Path("recipe.yaml").write_text(yaml.safe_dump(PEERS))
+    done = command("run", "recipe.yaml", "--out", "x")
+    assert done.code == 1 and "misspelt" in done.err, done.err
+    typed, _, rest = done.err.rpartition("to go on: mutua ")[2].partition(", once ")
+    assert rest == "the code is mended\n" and typed.endswith(" --accept-changes")
+    Path("my_inputs.py").write_text(code)
+    sys.modules.pop("my_inputs")
+    done = command(*typed.split())
+    assert done.code == 0, done.err

@@ -355,3 +355,11 @@ def test_ctrl_c_leaves_nothing_half_done(
     with pytest.raises(KeyboardInterrupt):
         join(RunFolder.open(finished()[0]), digits, how="global", out=tmp_path / "n")
     assert not (tmp_path / "n").exists()
+
+
+def test_a_newcomer_that_is_refused_leaves_no_folder(finished: Finished, digits: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished("fedavg")[0], tmp_path / "run"))
+    before = sorted(run.rglob("*"))
+    with pytest.raises(InputError, match="does no mutual learning"):
+        join(RunFolder.open(run), digits, how="mutual")
+    assert sorted(run.rglob("*")) == before

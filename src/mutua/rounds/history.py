@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import ClassVar, NamedTuple
 
@@ -66,6 +66,7 @@ class History(Log[Row]):
         self._judged: dict[str, dict[int, float]] = {}
         self._judging: dict[str, tuple[int, dict[str, float | None]]] = {}
         self._first, self._since = 1, dict[str, int]()
+        self._untrained: Collection[str] = ()
         self._tables: dict[str, tuple[int, dict[Key, float | None]]] = {}
         self._index: _Index | None = None
 
@@ -169,6 +170,10 @@ class History(Log[Row]):
         self._first, self._since = min(1, rounds), dict(clients)
         self._tables.clear()
 
+    def leave_out(self, untrained: Collection[str]) -> None:
+        """Say whose own models have not trained yet: they are out of the newest mean, as out of a result's."""
+        self._untrained = untrained
+
     def selected(self, selection: Selection, client: str, model: str, split: str, metric: str) -> float | None:
         """This number in the evaluation, or the mean over the evaluations, that the selection names."""
         if selection == "last":
@@ -235,12 +240,22 @@ class History(Log[Row]):
         return sorted(self._common.items())
 
     def newest(self, model: str) -> tuple[int, float] | None:
-        """The last point of `curve`, or of `global_curve` for the global; it is needed after every round."""
+        """The last point of `curve`, or of `global_curve` for the global; it is needed after every round.
+
+        Predictors that have not trained yet are left out of it, unless none has.
+        """
         if model == "global":
             return next(reversed(self._common.items()), None)
         round = next(reversed(self._means.get((model, "test", "accuracy"), {})), None)
-        value = None if round is None else self.mean(round, model, "test", "accuracy")
-        return None if round is None or value is None else (round, value)
+        if round is None:
+            return None
+        total, number = self._means[model, "test", "accuracy"][round]
+        if model == "predictor" and self._untrained:
+            newest = (self._newest.get((client, model, "test", "accuracy")) for client in self._untrained)
+            out = [point[1] for point in newest if point and point[0] == round and point[1] is not None]
+            if len(out) < number:
+                total, number = total - sum(out), number - len(out)
+        return round, total / number
 
 
 def _has(row: Row, wanted: Mapping[str, object]) -> bool:

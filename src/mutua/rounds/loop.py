@@ -91,6 +91,8 @@ class Rounds:
         """The clients' start, all rounds, the clients' last work and the last evaluation."""
         last = self.job.plan.rounds + 1
         self._emit(Started(self.job, self.federation))
+        if self.standing.round >= 0:
+            self._leave_out()
         try:
             self._catch_up(self.standing.round)
             for round in range(self.standing.round + 1, last + 1):
@@ -324,6 +326,12 @@ class Rounds:
             if not isinstance(models, Fault):
                 for (model, split), metrics in models.items():
                     self.history.measured(round, client, model, split, metrics, last)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Tell the history whose own models have not trained."""
+        stores, took_part = self.engine.stores, self.participation.of
+        self.history.leave_out([c for c in self.ids if not took_part(c).trained and stores[c].state])
 
     def _retried(self, round: int) -> None:
         for client, reason in self.engine.mishaps():

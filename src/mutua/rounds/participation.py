@@ -117,12 +117,21 @@ class Participation(Log[ParticipationRow]):
             mine.answered += outcome in ("merged", "answered", "idle")
 
 
+def never_drawn(client: Mapping[str, Any]) -> bool:
+    """Whether a client of a run's JSON never trained because no round asked for it, and nothing went wrong."""
+    part = client.get("participation")
+    return not client.get("trained", True) and part is not None and not any(map(part.get, ("asked", *WRONG)))
+
+
 def left_out(clients: Iterable[Mapping[str, Any]]) -> list[str]:
     """One line for each client of a run's JSON with which something went wrong or that never trained."""
     said = []
     for client in clients:
         part = client.get("participation") or {}
         wrong = [(what, reason, at) for what in WRONG for reason, at in part.get(what, {}).items()]
+        if never_drawn(client):
+            said.append(f"{client['id']}: never drawn, so its own model is out of the mean")
+            continue
         told = [f"{client['id']}: answered {part.get('answered', 0)} of {part.get('asked', 0)} rounds"]
         told += [f"{what} ({'round' if at.isdecimal() else 'rounds'} {at}): {why}" for what, why, at in wrong]
         if not client.get("trained", True):

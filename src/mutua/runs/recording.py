@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
 import sys
 import time
@@ -20,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from mutua import __version__
-from mutua.errors import InputError, RunError, short_of_memory
+from mutua.errors import InputError, RunError, raised_at, short_of_memory
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Entry
 from mutua.methods import base
@@ -54,6 +55,9 @@ from mutua.support.row_log import LogPrefix
 LONG_RECIPE = 2**18
 """Shorter recipes, in characters, are within the limits of what can be read again."""
 FIRST_FILES = ("recipe.yaml", "events.jsonl", "history.csv", "ledger.csv", "participation.csv", "lock")
+
+_IN_CODE = re.compile(r" \(\S+\.py:\d+\)")
+"""How an error names the line of the user's own code that raised it."""
 
 
 class Recorder:
@@ -124,17 +128,21 @@ class Recorder:
         except Exception as error:  # a mistake in mutua or in the user's own method: its trace is needed
             if short_of_memory(error):
                 raise RunError(self._stopped("there was no memory left", "free some; ")) from error
-            error.add_note(self._stopped(f"stopped by {type(error).__name__}"))
+            error.add_note(self._stopped(f"stopped by {type(error).__name__}", own_code=bool(raised_at(error))))
             raise
         finally:
             self._lock.release()
 
-    def _stopped(self, why: str, first: str = "") -> str:
+    def _stopped(self, why: str, first: str = "", own_code: bool = False) -> str:
         if not (self.path / "recipe.yaml").is_file():
             self._remove()
             return why
         with suppress(OSError):
             self.folder.events.add("stopped", reason=why)
+        if self._code and (
+            own_code or _IN_CODE.search(why)
+        ):  # mended, it is no longer the code that the run began with
+            return f"{why}; {first}{self.to_go_on()} --accept-changes, once the code is mended"
         return f"{why}; {first}{self.to_go_on()}"
 
     def to_go_on(self) -> str:

@@ -23,6 +23,7 @@ from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import cannot_write, sync
 from mutua.support.folders import FolderLock, refuse_links
 from mutua.support.growing_files import SCHEMA, ends_incomplete
+from mutua.support.importing import ALLOW_IT
 
 
 class ResumedRecorder(Recorder):
@@ -124,6 +125,8 @@ class ResumedRecorder(Recorder):
         try:
             recipe = self.folder.read_recipe()
         except InputError as error:
+            if ALLOW_IT in str(error):  # nothing is wrong with the file
+                raise InputError(f"--resume: {error}") from None
             file = self.path / "recipe.yaml"
             way_out = "put back the one that the run began with, or begin anew in another folder"
             if was is not None:

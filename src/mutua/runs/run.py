@@ -18,6 +18,7 @@ from mutua.federation.store import Store
 from mutua.methods.base import Method, method_of
 from mutua.rounds.events import Callback
 from mutua.rounds.loop import Rounds
+from mutua.rounds.participation import never_drawn
 from mutua.rounds.preparation import Prepared, lengthened, prepare
 from mutua.rounds.state import RunState
 from mutua.runs.client_result import ClientResult
@@ -136,8 +137,10 @@ def carry_out(
     )
     if missed := result.left_out():
         many = f"; and {len(missed) - _CLIENTS_LISTED} more" if len(missed) > _CLIENTS_LISTED else ""
-        first = "; ".join(missed[:_CLIENTS_LISTED])
-        said = f"{len(missed)} of {len(clients)} clients were left out of rounds: {first}{many}"
+        undrawn = sum(never_drawn(client.summary()) for client in clients)
+        counted = {"left out of rounds": len(missed) - undrawn, "never drawn": undrawn}
+        how = " and ".join(f"{n} of {len(clients)} clients were {what}" for what, n in counted.items() if n)
+        said = f"{how}: {'; '.join(missed[:_CLIENTS_LISTED])}{many}"
         warnings.warn(LeftOut(line(said)), stacklevel=3)  # where `run` was called
     return result
 

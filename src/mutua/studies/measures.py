@@ -101,6 +101,7 @@ class RunNumbers:
                 )
         since = {client["id"]: client.get("serves_since", 1) for client in self.summary["clients"]}
         history.serves_since(self.summary["rounds"], since)
+        history.leave_out(self.untrained)
         return history, ledger
 
     @property

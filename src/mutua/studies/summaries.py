@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from mutua.recipe.grid import facets
+from mutua.rounds.participation import never_drawn
 from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart, counted_in_both, counts
 from mutua.studies.statistics import BySeed, Difference, Spread, paired
 from mutua.support.files import AtomicFiles, to_json
@@ -134,7 +135,11 @@ def never_trained(runs: Summaries) -> list[str]:
     found = []
     for label, run in runs:
         if out := [client["id"] for client in run["clients"] if not client.get("trained", True)]:
-            found.append(f"{label}, seed {run['seed']}: {some(out)} never trained: out of the predictors' means")
+            undrawn = some([client["id"] for client in run["clients"] if never_drawn(client)])
+            why = f" (never drawn: {undrawn})" if undrawn else ""
+            found.append(
+                f"{label}, seed {run['seed']}: {some(out)} never trained: out of the predictors' means{why}"
+            )
     if not all(counts(client) for _, run in runs for client in run["clients"]):
         found.append(OVER_BOTH)
     return found

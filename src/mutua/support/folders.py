@@ -51,7 +51,8 @@ def dated_folder(name: str, end: str = "", under: PathLike = "runs") -> Path:
 
 @contextmanager
 def fill_folder(path: PathLike) -> Iterator[Path]:
-    """Make a new folder and fill it; it is removed if it stays empty."""
+    """Make a new folder and fill it; if it stays empty, it is removed with the folders above that it needed."""
+    above = [folder for folder in local_path(path, "--out").parents if not folder.exists()]
     made = new_folder(path)
     try:
         yield made
@@ -59,7 +60,8 @@ def fill_folder(path: PathLike) -> Iterator[Path]:
         raise RunError(cannot_write(made, error)) from None
     finally:
         with suppress(OSError):
-            made.rmdir()  # this only removes an empty one
+            for folder in (made, *above):
+                folder.rmdir()  # this only removes an empty one
 
 
 def no_place(path: Path, error: OSError, field: str = "--out") -> InputError:

@@ -23,6 +23,7 @@ ask: Callable[[str], bool] | None = None
 """Asks the user whether to trust a name, where there is a terminal; the command line sets it."""
 
 _shipped_kinds: list[type] = []
+ALLOW_IT = "where you trust it, allow that name: --trust-code"
 _trusted: set[str] = set()
 _refused: set[str] = set()
 _untrusted_file: ContextVar[Path | None] = ContextVar("the untrusted file that is being read", default=None)
@@ -74,8 +75,8 @@ def check_trusted(path: str, field: str) -> None:
             return
         _refused.add(path)
     raise InputError(
-        f"{field}: {file} names code from outside mutua, '{path}'; where you trust it, allow that name: "
-        f"--trust-code {path}, in Python mutua.trust('{path}')"
+        f"{field}: {file} names code from outside mutua, '{path}'; {ALLOW_IT} {path}, "
+        f"in Python mutua.trust('{path}')"
     )
 
 

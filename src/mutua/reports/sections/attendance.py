@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from mutua.reports.study import Study
 from mutua.reports.tables import MOST_CLIENTS, CellValue, Table
-from mutua.rounds.participation import WRONG
+from mutua.rounds.participation import WRONG, never_drawn
 
 
 def attendance_blocks(study: Study) -> Iterator[str | Table]:
-    """One row per client that was left out or never trained, or a sentence that there is none."""
+    """One row per client that was left out, never drawn or never trained, or a sentence that there is none."""
     rows: list[tuple[CellValue, ...]] = []
     remarks = [
         "answered: rounds whose work was done and, where it was sent, merged; asked: rounds it was drawn for"
@@ -24,7 +24,8 @@ def attendance_blocks(study: Study) -> Iterator[str | Table]:
             part = client["participation"]
             why = [f"{what} in {at}: {reason}" for what in WRONG for reason, at in part[what].items()]
             if not client["trained"]:
-                why.append("never trained, so its own model is out of all means")
+                never = "drawn" if never_drawn(client) else "trained"
+                why.append(f"never {never}, so its own model is out of all means")
             if why:
                 seed = (str(run.seed),) if len(study.seeds) > 1 else ()
                 name = str(client["id"])
@@ -41,7 +42,7 @@ def attendance_blocks(study: Study) -> Iterator[str | Table]:
             *(("seed",) if len(study.seeds) > 1 else ()),
             "what went wrong, in which rounds",
         )
-        title = "Clients that were left out of rounds"
+        title = "Clients that were left out of rounds or never drawn"
         yield Table("attendance", title, heads, ("asked", "answered"), tuple(rows), tuple(remarks))
     elif told:
         yield "Every client answered in every round in which it was asked."
