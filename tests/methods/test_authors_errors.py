@@ -15,7 +15,7 @@ import yaml
 
 import mutua
 from mutua import Federation, InputError, MutuaError, RunError
-from mutua.methods import FML, FedAvg, Kind, Message, Part, base, losses, of, register, weights
+from mutua.methods import FML, FedAvg, Kind, Message, Part, Schedule, base, losses, of, register, weights
 from mutua.rounds.events import Rejected
 
 Federate = Callable[..., Federation]
@@ -371,3 +371,78 @@ def test_a_class_that_is_defined_again_is_registered_again(monkeypatch: pytest.M
             name: ClassVar[str] = "again"
 
     assert type(of({"name": "again"})) is Again
+
+
+# What was silent, or said half
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("predicter", "predictor"),
+        ("objectiv", "objective"),
+        ("train_", "train"),
+        ("mrege", "merge"),
+        ("personalize", "personalise"),
+        ("share", "shares"),
+    ],
+)
+def test_a_misspelt_verb_is_refused_when_the_class_is_defined(wrong: str, right: str) -> None:
+    with pytest.raises(InputError, match=f"Spelt.{wrong}: did you mean '{right}'?"):
+        type("Spelt", (FedAvg,), {wrong: lambda self, *_: None})
+    type("Spelt", (FedAvg,), {f"_{wrong}": lambda self, *_: None, "helper": lambda self: 3})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reply_that_nobody_returned_is_missed_in_the_first_round(workers: int, federate: Federate) -> None:
+    method = type("Spoilt", (Near,), {"train": lambda self, client, brief: None})()
+    with pytest.raises(
+        RunError, match="train returned None for every client, but near declares that weights 'meme'"
+    ):
+        mutua.run(method, federate(), workers=workers, rounds=2, device="cpu")
+
+
+def test_what_a_method_keeps_on_itself_belongs_into_a_state(federate: Federate) -> None:
+    def train(self: Any, client: Any, brief: Any) -> Any:
+        self.G = client.frozen(brief)
+
+    with pytest.raises(RunError, match=r"Spoilt.G: a Spoilt is frozen; what lasts belongs into client.state or"):
+        mutua.run(type("Spoilt", (Near,), {"train": train})(), federate(), workers=1, rounds=1, device="cpu")
+    with pytest.raises(InputError, match=r"Near.pull: a Near is frozen; make another, with pull="):
+        Near().pull = 3.0
+
+
+class Scheduled(Near):
+    """Calculates with an option that may be a schedule."""
+
+    pull: Schedule = 0.1  # type: ignore[assignment]
+
+    def near(self, models: Any, batch: Any, hp: Any) -> Any:
+        loss = batch.task.loss(models["personal"](batch.x), batch.y)
+        return {"personal": loss * self.pull if batch.x.shape[0] % 2 else self.pull / 2 * loss}
+
+
+def test_a_schedule_in_arithmetic_says_where_its_number_is(federate: Federate) -> None:
+    method = Scheduled(pull={"schedule": "linear", "start": 0, "end": 1})  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"a schedule is not a number; in an objective write hp.NAME for self.NAME"):
+        mutua.run(method, federate(), workers=1, rounds=1, device="cpu")
+
+
+def test_a_personal_model_of_another_design_is_refused_in_one_line(federate: Federate, nets: Any) -> None:
+    mixed = federate(models=nets.wide, global_model=nets.plain)
+    with pytest.raises(
+        RunError, match=r"client.initialise\('personal', like='global'\): its design is .*same_models"
+    ):
+        mutua.run(Near(), mixed, workers=1, rounds=1, device="cpu")
+    strict = type("Strict", (Near,), {"same_models": True, "__annotations__": {"same_models": ClassVar[bool]}})
+    with pytest.raises(InputError, match=r"client a: its model is .*, but near needs the global's design"):
+        mutua.run(strict(), mixed, workers=1, rounds=1, device="cpu")
+    same = federate(models=nets.plain, global_model=nets.plain)
+    mutua.run(strict(), same, workers=1, rounds=1, device="cpu")
+
+
+def test_an_inherited_or_taken_name_is_not_shown_as_if_it_were_its_own() -> None:
+    inherits = type("Inherits", (FedAvg,), {})()
+    taken = type("Taken", (FedAvg,), {"name": "fedprox", "__annotations__": {"name": ClassVar[str]}})()
+    shown = [base.shown_name(method) for method in (FedAvg(), Near(), inherits, taken)]
+    assert shown[:2] == ["fedavg", "near"] and shown[2].endswith(":Inherits") and shown[3].endswith(":Taken")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 
-from mutua.errors import suggest
+from mutua.errors import InputError, suggest
 from mutua.support.configuration import Spec
 
 
@@ -34,7 +34,19 @@ def _some(values: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
-class Linear(Spec):
+class _OverRounds(Spec):
+    """A number that changes over rounds, and so is none to calculate with."""
+
+    def _no_number(self, *_: object) -> Any:
+        raise InputError(
+            "a schedule is not a number; in an objective write hp.NAME for self.NAME, else client.numbers.NAME"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_number
+    __pow__ = __rpow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _no_number
+
+
+class Linear(_OverRounds):
     """A straight line from `start` in round 1 to `end` in the last round."""
 
     schedule: Literal["linear"] = "linear"
@@ -42,7 +54,7 @@ class Linear(Spec):
     end: Number
 
 
-class Cosine(Spec):
+class Cosine(_OverRounds):
     """Half a cosine wave from `start` in round 1 to `end` in the last round: flat at both ends."""
 
     schedule: Literal["cosine"] = "cosine"
@@ -50,7 +62,7 @@ class Cosine(Spec):
     end: Number
 
 
-class Listed(Spec):
+class Listed(_OverRounds):
     """One value per round; after the last one it stays."""
 
     schedule: Literal["list"] = "list"

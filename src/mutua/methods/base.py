@@ -1,6 +1,8 @@
 """What a method is: an objective and an exchange, in a few verbs.
 
 A method never says how to loop over clients, batch data, place tensors, send bytes, save, log or draw.
+
+Over 400 lines: one class has all the verbs, and says of each what it is.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.participant import Participant, initial_seed
-from mutua.methods.promises import doubt, promised
+from mutua.methods.promises import doubt, misspelt, promised
 from mutua.models import Architecture, shared_names
 from mutua.support.configuration import Spec, explain
 from mutua.support.importing import import_object, path_of, trust_object, trust_shipped_classes
@@ -71,7 +73,9 @@ class Method(Spec, ABC):
     needs_global: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     own_models: ClassVar[bool] = False
-    """Whether clients may have models of different designs."""
+    """Whether clients may have models of different designs; only `mutua methods` tells it."""
+    same_models: ClassVar[bool] = False
+    """Whether every client's personal model must have the global's design."""
     different_data: ClassVar[bool] = False
     """Whether it is made for clients with different data."""
     server_does: ClassVar[str] = "nothing"
@@ -92,6 +96,16 @@ class Method(Spec, ABC):
             raise InputError(
                 f"{cls.__name__}.{what}: no option can have this name; write {what}: ClassVar[...] = ..."
             )
+        if wrong := misspelt(cls, _VERBS):
+            raise InputError(f"{cls.__name__}.{wrong[0]}: did you mean '{wrong[1]}'? A helper needs another name")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields:
+            return super().__setattr__(name, value)
+        kind = type(self).__name__
+        raise InputError(
+            f"{kind}.{name}: a {kind} is frozen; what lasts belongs into client.state or server.state"
+        )
 
     @property
     def stops_early(self) -> bool:
@@ -144,6 +158,13 @@ class Method(Spec, ABC):
                 raise InputError(f"public.labelled: false, but {self.name} {self.needs_labels}; give labels")
         if self.needs_global and not any(client.takes_part for client in federation.clients):
             raise InputError("opt_out: every client has opted out whole; at least one must be in")
+        shared = federation.global_model
+        for client in federation.clients if self.same_models else ():
+            if shared is not None and not client.model.same_design(shared):
+                raise InputError(
+                    f"client {client.id}: its model is {client.model.spec()}, but {self.name} needs the global's "
+                    f"design, {shared.spec()}; leave models.clients out"
+                )
         kept = promised(type(self), "honours_opt_out")
         if not kept and any(client.opt_in is not None for client in federation.clients):
             able = ", ".join(name for name, kind in sorted(_METHODS.items()) if promised(kind, "honours_opt_out"))
@@ -209,6 +230,7 @@ class Method(Spec, ABC):
         return (client.architecture if own else client.global_architecture).spec()
 
 
+_VERBS = frozenset(name for name, value in vars(Method).items() if name[0] != "_" and hasattr(value, "__get__"))
 trust_shipped_classes(Method)
 
 
@@ -382,6 +404,13 @@ def section_of(method: Method) -> dict[str, Any]:
     """The `method:` section that describes this method, defaults filled in."""
     trust_object(type(method))
     return {"name": recipe_name(method), **method.model_dump(mode="json")}
+
+
+def shown_name(method: Method) -> str:
+    """Its name in tables or, where it has inherited its name or took another's, "package.module:Class"."""
+    kind = type(method)
+    own = "name" in vars(kind) and path_of(_METHODS.get(method.name, kind)) == path_of(kind)
+    return method.name if own else path_of(kind)
 
 
 def recipe_name(method: Method) -> str:

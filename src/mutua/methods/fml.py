@@ -34,9 +34,7 @@ class Mutual(Hub):
         client.initialise("personal", like="global" if self._as_global(client) else "own")
 
     def _as_global(self, client: Participant) -> bool:
-        shared = client.global_architecture
-        same = client.architecture == shared.model_copy(update={"share": client.architecture.share})
-        return self.init == "global" and same
+        return self.init == "global" and client.architecture.same_design(client.global_architecture)
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """Fork the meme, let both teach each other on own data, send the meme. n_k stays at home."""

@@ -161,6 +161,12 @@ class Participant:
     def initialise(self, name: str = "personal", like: Literal["own", "global"] = "own") -> None:
         """Put a new model into the store: initialised by the client's own seed, or as the global was."""
         own = like == "own"
+        if name == "personal" and not own and not self.architecture.same_design(self.global_architecture):
+            raise InputError(
+                f"client.initialise('personal', like='global'): its design is {self.architecture.spec()}, "
+                f"the global's {self.global_architecture.spec()}; "
+                "declare same_models: ClassVar[bool] = True, or use like='own'"
+            )
         architecture = self.architecture if own else self.global_architecture
         seed = derive(self._seed, name, "initialisation") if own else initial_seed(self.plan.seed)
         self.state[name] = _copy(build(architecture, self._client, seed))

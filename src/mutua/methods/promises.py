@@ -1,4 +1,4 @@
-"""What a method's class promises, and whether that still counts for the code that a class derived from it has."""
+"""What a method's class promises, whether that still counts in a class derived from it, and misspelt verbs."""
 
 from __future__ import annotations
 
@@ -57,3 +57,20 @@ def _is_inherited(name: str, bases: tuple[type, ...]) -> bool:
     """Whether a class overrides it, as a function or property that is not Python's or pydantic's."""
     inner = name.startswith(("__", "_abc", "model_"))
     return not inner and any(hasattr(vars(base).get(name), "__get__") for base in bases)
+
+
+def misspelt(method: type, verbs: frozenset[str]) -> tuple[str, str] | None:
+    """A function of the class that is one letter away from a verb, so that nothing calls it, and that verb."""
+    known = {name for base in method.__mro__[1:] for name in vars(base)}
+    # Names first: to ask pydantic's own attributes would build the class, which waits until it is used.
+    own = (name for name in vars(method) if name[0] != "_" and name not in known)
+    names = [name for name in own if hasattr(vars(method)[name], "__get__")]
+    return next(((name, verb) for name in names for verb in sorted(verbs) if _one_edit(name, verb)), None)
+
+
+def _one_edit(one: str, other: str) -> bool:
+    """Whether one letter is other, missing or too much, or two neighbours have changed places."""
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    swapped = one[at : at + 2] == other[at : at + 2][::-1] and one[at + 2 :] == other[at + 2 :]
+    rest = one[at + 1 :], other[at + 1 :]
+    return swapped or rest[0] == rest[1] or rest[0] == other[at:] or one[at:] == rest[1]

@@ -82,6 +82,10 @@ class Architecture(Spec):
         """The label, and the width where it is not 1: what tables show."""
         return of_width(self.label, self.width)
 
+    def same_design(self, other: Architecture) -> bool:
+        """Whether both are built alike, however much of each is shared."""
+        return self == other.model_copy(update={"share": self.share})
+
     def spec(self) -> dict[str, Any]:
         """Name and width as a recipe says them; an importable function or class by its path."""
         name = self.label

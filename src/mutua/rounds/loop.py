@@ -210,6 +210,13 @@ class Rounds:
             refusals[client] = reason
             self._reject(round, client, "refused", reason)
         due = len(accepted) + len(refusals)
+        if round == 1 and method.shares and drawn and not due:
+            self._forget(0, drawn)
+            what = ", ".join(f"{kind} '{name}'" for kind, name in method.shares.items())
+            raise RunError(
+                f"round 1: train returned None for every client, but {method.name} declares that {what} leaves; "
+                "return a Message, such as self.reply(client, meme)"
+            )
         if method.shares and due and len(accepted) < plan.min_replies:
             self._forget(round - 1, refusals)
             all_of_them = "; ".join(

@@ -215,7 +215,7 @@ def _contenders(methods: Any, recipe: Recipe | None) -> list[Contender]:
             read = Contender.of(method, recipe)
             found.append(Contender(str(label), read.method) if label else read)
         elif isinstance(method, Method):
-            found.append(Contender(str(label or method.name), method))
+            found.append(Contender(str(label or base.shown_name(method)), method))
         else:
             raise InputError(f"methods: {method!r}; give objects or names, such as mutua.methods.FML() or 'fml'")
     return _told_apart(found)

@@ -44,7 +44,7 @@ class Contender:
                 raise InputError(f"--methods: '{text}': '{value}' is not a YAML value") from None
         try:
             method = base.method_of(options)
-            label = ":".join([method.name, *parts]) if ":" in name else text.strip()
+            label = ":".join([base.shown_name(method), *parts]) if ":" in name else text.strip()
             return Contender(label, method, text.strip())
         except InputError as error:
             raise InputError(f"--methods: '{text}': {error}") from None
