@@ -97,5 +97,5 @@ class _Seen(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return functional_call(self.model, self.given, (x,))
 
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        yield from {**dict(self.model.named_parameters()), **self.given}.values()
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        yield from {**dict(self.model.named_parameters()), **self.given}.items()
