@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from hypothesis import HealthCheck, settings
 from torch import nn
 
+import mutua
 from mutua import Architecture, Client, Federation, Message, Plan, Samples
 from mutua.engines.local import LocalEngine
 from mutua.engines.work import Briefs, HandIn, Replies, Reply, Staged, Verb, perform
@@ -390,3 +392,19 @@ def work(
     found = transaction({client.id: store}, round, {client.id: brief}, performer)[client.id]
     assert isinstance(found, Reply)
     return found
+
+
+# A small federation of arrays, as users of Python have them
+
+X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+Y = np.arange(60) % 3
+SMALL = {"name": "mlp", "width": 0.05}
+
+
+def federation(seed: int = 0, **more: Any) -> Federation:
+    given = {"partition": mutua.partitions.IID(clients=3), "models": SMALL, "global_model": SMALL, "seed": seed}
+    return Federation.from_arrays(X, Y, **{**given, **more})
+
+
+def quick(method: Any, made: Federation, **more: Any) -> mutua.Result:
+    return mutua.run(method, made, progress=False, workers=1, **{"rounds": 1, "batch_size": 8, **more})

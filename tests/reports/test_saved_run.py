@@ -14,23 +14,12 @@ import torch
 from torch import nn
 
 import mutua
+from conftest import SMALL, X, Y, federation, quick
 from mutua import Federation, InputError, Recipe
 from mutua.errors import LeftOut
 from mutua.methods import FML, FedMD
 
 Federate = Callable[..., Federation]
-X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
-Y = np.arange(60) % 3
-SMALL = {"name": "mlp", "width": 0.05}
-
-
-def federation(seed: int = 0, **more: Any) -> Federation:
-    given = {"partition": mutua.partitions.IID(clients=3), "models": SMALL, "global_model": SMALL, "seed": seed}
-    return Federation.from_arrays(X, Y, **{**given, **more})
-
-
-def quick(method: Any, made: Federation, **more: Any) -> mutua.Result:
-    return mutua.run(method, made, progress=False, workers=1, **{"rounds": 1, "batch_size": 8, **more})
 
 
 # Saving and opening

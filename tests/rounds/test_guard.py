@@ -187,16 +187,17 @@ def test_in_python_and_in_any_process(workers: int, members: Members) -> None:
 # Divergence that is nobody else's fault
 
 
+class Sick(FML):
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        reply = super().train(client, brief)
+        if (client.id, client.round) == ("b", 2):
+            client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
+        return reply
+
+
 def test_a_client_that_diverges_alone_keeps_its_last_good_state_and_is_named(
     federate: Federate, simulate: Simulate, identical: Identical
 ) -> None:
-    class Sick(FML):
-        def train(self, client: Participant, brief: Message | None) -> Message | None:
-            reply = super().train(client, brief)
-            if (client.id, client.round) == ("b", 2):
-                client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
-            return reply
-
     run = simulate(Sick(), federate(), **PLAN)
     (event,) = (event for event in run.events if isinstance(event, Rejected))
     said = "its training diverged: personal 'body.weight' would hold NaN or infinity; is optimizer.lr too high?"
@@ -458,13 +459,6 @@ def test_under_privacy_no_reply_is_refused_for_its_length(members: Members, simu
 def test_under_privacy_a_client_that_diverges_keeps_its_state_and_replies_all_the_same(
     members: Members, simulate: Simulate, identical: Identical
 ) -> None:
-    class Sick(FML):
-        def train(self, client: Participant, brief: Message | None) -> Message | None:
-            reply = super().train(client, brief)
-            if (client.id, client.round) == ("b", 2):
-                client.state["personal"] = {k: a * float("nan") for k, a in client.state["personal"].items()}
-            return reply
-
     run = simulate(Sick(), members(), **PLAN, **PRIVATE)
     assert refused(run) == [] and run.participation.merged == dict.fromkeys(range(1, 5), 3)
     assert same(run.engine.kept[2, "b"], run.engine.kept[1, "b"], identical)

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import mutua
-from mutua import Federation, InputError
+from conftest import X, federation, quick
+from mutua import InputError
 from mutua.methods import FML, Independent
-
-X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
-Y = np.arange(60) % 3
-SMALL = {"name": "mlp", "width": 0.05}
-
-
-def federation(seed: int = 0, **more: Any) -> Federation:
-    given = {"partition": mutua.partitions.IID(clients=3), "models": SMALL, "global_model": SMALL, "seed": seed}
-    return Federation.from_arrays(X, Y, **{**given, **more})
-
-
-def quick(method: Any, made: Federation, **more: Any) -> mutua.Result:
-    return mutua.run(method, made, progress=False, workers=1, **{"rounds": 1, "batch_size": 8, **more})
 
 
 def test_a_result_can_be_extended_twice_and_stays_as_it_is(tmp_path: Path) -> None:

@@ -12,21 +12,9 @@ import numpy as np
 import pytest
 
 import mutua
-from mutua import Federation, InputError, Recipe
+from conftest import federation, quick
+from mutua import InputError, Recipe
 from mutua.methods import FML, FedAvg, Independent
-
-X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
-Y = np.arange(60) % 3
-SMALL = {"name": "mlp", "width": 0.05}
-
-
-def federation(seed: int = 0, **more: Any) -> Federation:
-    given = {"partition": mutua.partitions.IID(clients=3), "models": SMALL, "global_model": SMALL, "seed": seed}
-    return Federation.from_arrays(X, Y, **{**given, **more})
-
-
-def quick(method: Any, made: Federation, **more: Any) -> mutua.Result:
-    return mutua.run(method, made, progress=False, workers=1, **{"rounds": 1, "batch_size": 8, **more})
 
 
 @pytest.fixture(scope="module")
