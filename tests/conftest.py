@@ -209,7 +209,7 @@ def make_simulation(
     settings = {"rounds": 2, "batch_size": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "device": "cpu"} | settings
     federation = method.arrange(federation)
     check_models(federation, method.needs_global)
-    job = Job(method, Plan(**settings), federation.global_model)
+    job = Job(method, Plan(**settings), federation.global_model, federation.public)
     engine = Recorder(tamper)
     events: list[Event] = []
     prepared = Prepared(federation, job, federation, method.reply_bytes(federation, job.plan))

@@ -14,7 +14,8 @@ import torch
 
 import mutua
 from mutua import Federation, InputError, Plan, RunError
-from mutua.engines.local import LocalEngine, device
+from mutua.engines.client_worker import device
+from mutua.engines.local import LocalEngine
 from mutua.engines.workers import Workers
 from mutua.learning.optimizers import Stepper
 from mutua.methods import FML, FedAvg, FineTuned
@@ -174,7 +175,7 @@ def test_what_is_kept_shares_no_memory_with_what_trains(
     nets: SimpleNamespace, federate: Federate, simulate: Simulate
 ) -> None:
     run = simulate(FML(), federate(models=nets.normed), rounds=2, optimizer=MOMENTUM)
-    live = {p.data_ptr() for m in run.engine.modules.built.values() for p in m.state_dict().values()}
+    live = {p.data_ptr() for m in run.engine.pool.worker.modules.built.values() for p in m.state_dict().values()}
     for store in run.engine.stores.values():
         for commit in store.commits:
             kept = [array for arrays in commit.state.values() for array in arrays.values()]

@@ -76,7 +76,9 @@ def test_a_failed_train_leaves_the_store_as_it_was_and_names_the_client(
         assert identical(store.state[group], arrays)
     # What broke is mended and the brief comes again: the work is as if nothing had happened.
     job = replace(run.job, method=FML())
-    reply = work(job, federation["b"], store, "train", 2, good.engine.briefs[2, "b"], run.engine.modules)
+    reply = work(
+        job, federation["b"], store, "train", 2, good.engine.briefs[2, "b"], run.engine.pool.worker.modules
+    )
     run.engine.close()
     assert reply.message == good.engine.replies[2, "b"].message
     for group, arrays in good.engine.kept[2, "b"].items():

@@ -21,7 +21,7 @@ import torch
 import mutua
 from mutua import Federation, InputError, Result, RunError
 from mutua.data.samples import concatenate
-from mutua.engines.local import LocalEngine
+from mutua.engines.client_worker import ClientWorker
 from mutua.engines.scheduling import WorkItem
 from mutua.engines.workers import Workers
 from mutua.errors import Fault, MachineFault
@@ -117,11 +117,11 @@ def test_a_common_test_set_that_is_everybodys_is_scored_once(
     settings = {"rounds": 2, "batch_size": 4, "device": "cpu"}
     once = mutua.run(method, federation, workers=2, **settings)
     scored: list[object] = []
-    monkeypatch.setattr(LocalEngine, "_score", lambda *args: scored.append(args))
+    monkeypatch.setattr(ClientWorker, "_score", lambda *args: scored.append(args))
     assert keys(mutua.run(method, federation, workers=1, **settings)) == keys(once)
     assert not scored
     monkeypatch.undo()
-    monkeypatch.setattr("mutua.engines.local.is_union", lambda *_: False)
+    monkeypatch.setattr("mutua.engines.simulation.is_union", lambda *_: False)
     twice = mutua.run(method, federation, workers=1, **settings)
     for row, other in zip(once.history.rows, twice.history.rows, strict=True):
         assert row[:-1] == other[:-1]

@@ -38,9 +38,7 @@ def shared(federate: Federate, nets: SimpleNamespace) -> Federation:
 @pytest.fixture
 def learn(simulate: Simulate) -> Callable[..., Any]:
     def go(method: Any, federation: Federation, **plan: Any) -> Any:
-        run = simulate(method, federation, go=False, **{**SETTINGS, **plan})
-        run.job = run.engine.job = replace(run.job, public=run.federation.public)
-        run.run()
+        run = simulate(method, federation, **{**SETTINGS, **plan})
         return run
 
     return go

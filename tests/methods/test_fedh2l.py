@@ -90,9 +90,7 @@ def exchange(simulate: Simulate) -> Callable[..., Any]:
 
     def go(method: FedH2L, federation: Federation, **plan: Any) -> Any:
         plan = {"steps": 1, "optimizer": AMSGRAD, "evaluate_every": 1000} | plan
-        run = simulate(method, federation, go=False, **plan)
-        run.job = run.engine.job = replace(run.job, public=run.federation.public)
-        run.run()
+        run = simulate(method, federation, **plan)
         return run
 
     return go
@@ -556,9 +554,7 @@ BROKEN: dict[str, tuple[Callable[[Message], Message], str]] = {
 def tampered(simulate: Simulate) -> Callable[..., Any]:
     def go(federation: Federation, change: Callable[[Message], Message], **plan: Any) -> Any:
         plan = {"rounds": 3, "steps": 1, "optimizer": AMSGRAD, "evaluate_every": 1000} | plan
-        run = simulate(FedH2L(), federation, tamper=said_by_b(change), go=False, **plan)
-        run.job = run.engine.job = replace(run.job, public=run.federation.public)
-        run.run()
+        run = simulate(FedH2L(), federation, tamper=said_by_b(change), **plan)
         return run
 
     return go
@@ -759,9 +755,7 @@ def test_after_last_work_that_failed_signals_are_taken_for_the_round_in_which_th
 
     runs = []
     for method in (FedH2L(), Failing()):
-        run = simulate(method, peers(), go=False, rounds=2, steps=1, evaluate_every=1000)
-        run.job = run.engine.job = replace(run.job, public=run.federation.public)
-        run.run()
+        run = simulate(method, peers(), rounds=2, steps=1, evaluate_every=1000)
         runs.append(run)
     at = {"round": 2, "client": "b", "model": "predictor", "split": "test", "metric": "loss"}
     done, failed = (run.history.select(**at)[0].value for run in runs)

@@ -61,9 +61,7 @@ def learn(simulate: Simulate) -> Callable[..., Any]:
     """A run that keeps all that crossed."""
 
     def go(method: FedMD, federation: Federation, **plan: Any) -> Any:
-        run = simulate(method, federation, go=False, **{"optimizer": ADAM, "evaluate_every": 1000, **plan})
-        run.job = run.engine.job = replace(run.job, public=run.federation.public)
-        run.run()
+        run = simulate(method, federation, **{"optimizer": ADAM, "evaluate_every": 1000, **plan})
         return run
 
     return go
@@ -310,9 +308,7 @@ def test_scores_that_cannot_be_are_refused_and_the_round_goes_on(
         arrays = {"": scores} if scores is not None else {**message.arrays("public"), "more": torch.zeros(7, 3)}
         return Message(public=Part(Kind.SCORES, arrays))
 
-    run = simulate(FedMD(**SMALL), members(), tamper=tamper, go=False, rounds=2, evaluate_every=1000)
-    run.job = run.engine.job = replace(run.job, public=run.federation.public)
-    run.run()
+    run = simulate(FedMD(**SMALL), members(), tamper=tamper, rounds=2, evaluate_every=1000)
     (refused,) = (event for event in run.events if isinstance(event, Rejected))
     assert (refused.round, refused.client) == (1, "b")
     assert "scores" in refused.reason
@@ -341,9 +337,7 @@ def test_an_evaluation_after_round_r_is_of_exchange_r_at_its_rate(
 ) -> None:
     """Against the paper's loop by hand: after each round, loss and accuracy on everybody's own test data."""
     federation, method = members(), FedMD(**SMALL)
-    run = simulate(method, federation, go=False, optimizer={"name": "adam", "lr": rate}, rounds=3, seed=5)
-    run.job = run.engine.job = replace(run.job, public=run.federation.public)
-    run.run()
+    run = simulate(method, federation, optimizer={"name": "adam", "lr": rate}, rounds=3, seed=5)
     paper = Paper(federation, method, seed=5)
     paper.open({who: begun(run, who) for who in "abc"})
     for round in (0, 1, 2, 3):

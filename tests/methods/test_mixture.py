@@ -286,7 +286,8 @@ def test_frozen_experts_keep_their_bytes_running_statistics_and_all(
     loose = simulate(MixtureOfExperts(**SHORT), federation, **plan)
     assert not all(identical(loose.engine.kept[2, c]["expert"], loose.globals[1]) for c in "abc")
     # Freezing is over when the work is: the modules are shared by all clients of an engine.
-    assert all(p.requires_grad for module in run.engine.modules.built.values() for p in module.parameters())
+    built = run.engine.pool.worker.modules.built.values()
+    assert all(p.requires_grad for module in built for p in module.parameters())
 
 
 def test_any_three_models_and_a_gate_with_batch_norm_sees_no_batch_of_one(
@@ -650,7 +651,7 @@ def test_what_a_user_froze_stays_frozen_in_the_mixture(
     method = MixtureOfExperts(mixture_epochs=2, freeze_experts=freeze_experts)
     run = simulate(method, federate((9, 12), models=Half, global_model=nets.plain))
     for client in "ab":
-        built = run.engine.modules.get(
+        built = run.engine.pool.worker.modules.get(
             "personal",
             run.federation[client].model,
             run.federation[client],

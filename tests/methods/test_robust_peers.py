@@ -74,9 +74,7 @@ def test_fedh2ls_step_from_peers(
     """A linear model, whose gradients are a formula: CE and Acc·KL on each of five peers' public batches."""
     federation = with_public(federate([17, 20, 15, 18, 16, 14], models=nets.linear, global_model=None))
     method = FedH2L(combine=combine, projection="none")
-    run = simulate(method, federation, go=False, rounds=1, steps=1, evaluate_every=1000)
-    run.job = run.engine.job = replace(run.job, public=run.federation.public)
-    run.run()
+    run = simulate(method, federation, rounds=1, steps=1, evaluate_every=1000)
     brief = run.engine.briefs[2, "a"]
     before, after = (run.engine.kept[round, "a"]["personal"] for round in (1, 2))
     w, b = (before[f"head.{part}"].double().numpy() for part in ("weight", "bias"))

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from mutua.engines.scheduling import Scheduler, WorkItem, WorkTurn, given_up
+from mutua.engines.simulation import Done
 from mutua.errors import Fault, MachineFault, MutuaError, RunError
 from mutua.support import signals
 from mutua.support.processes import MAX_ATTEMPTS, die_with, keep_memory, use_one_thread
@@ -30,7 +31,6 @@ from mutua.support.profiling import Span
 from mutua.support.shared_memory import Arena, ArrayPlace, Block, Parcel
 
 Do = Callable[[WorkItem], Any]
-Done = Callable[[WorkItem, Any, Span], None]
 _Answer = tuple[Parcel | Exception, Span]
 
 
@@ -71,7 +71,11 @@ class Workers:
             raise
 
     def do(self, items: Sequence[WorkItem], done: Done) -> None:
-        """Do the items, which begin in this order, and call `done` with each result as it comes."""
+        """Do the items, the longest first, and call `done` with each result as it comes."""
+        with signals.deferred():
+            self._do_items(sorted(items, key=lambda item: item.cost, reverse=True), done)
+
+    def _do_items(self, items: Sequence[WorkItem], done: Done) -> None:
         scheduler = Scheduler(items, self.number, len(self.processes), self._cores)
         known: dict[int, ArrayPlace] = {}  # every client's brief holds the same global, which crosses once
         blocks: list[Block | None] = []

@@ -1,0 +1,176 @@
+"""What the engines of a simulation have in common: one owner of all stores, and a pool that does the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Protocol
+
+import torch
+
+from mutua.engines.assessment import Assessment
+from mutua.engines.client_worker import ClientWorker
+from mutua.engines.protocol import Evaluation
+from mutua.engines.scheduling import WorkItem, given_up
+from mutua.engines.work import Briefs, HandIn, Replies, Staged, Verb, work
+from mutua.errors import Fault, MachineFault
+from mutua.federation.federation import Federation
+from mutua.federation.store import Store
+from mutua.learning.evaluation import evaluation_batches, is_union
+from mutua.methods.base import Job
+from mutua.support import signals
+from mutua.support.processes import MAX_ATTEMPTS
+from mutua.support.profiling import Span, record_span
+from mutua.support.tensor_files import Tensors
+
+Done = Callable[[WorkItem, Any, Span], None]
+
+
+class Pool(Protocol):
+    """Workers elsewhere: each has a `ClientWorker` and does items with it."""
+
+    mishaps: list[tuple[str, str]]
+    """By client, what a machine failed in and did again."""
+
+    def do(self, items: Sequence[WorkItem], done: Done) -> None:
+        """Do the items, in the order that suits the pool, and call `done` with each result as it comes."""
+
+    def close(self) -> None:
+        """End the workers; arrays that they sent stay valid."""
+
+
+class HerePool:
+    """One item after the other, in this process."""
+
+    def __init__(self, worker: ClientWorker) -> None:
+        self.worker = worker
+        self.mishaps: list[tuple[str, str]] = []
+
+    def do(self, items: Sequence[WorkItem], done: Done) -> None:
+        """Do the items; what the machine fails in is tried again."""
+        for item in items:
+            with signals.deferred():
+                began, cpu = time.perf_counter(), time.process_time()
+                found = self._do(item)
+                span = Span(0, item.what, item.client, began, time.perf_counter(), time.process_time() - cpu)
+                done(item, found, span)
+
+    def _do(self, item: WorkItem) -> Any:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return self.worker.do(item)
+            except MachineFault as fault:
+                if attempt == MAX_ATTEMPTS:
+                    return given_up(fault)
+                self.mishaps.append((item.client, fault.reason))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimulationEngine:
+    """Clients in a simulation: one owner holds all stores, and workers of a pool do the clients' work.
+
+    Clients work on one thread each, so a run's bytes do not depend on the pool.
+    """
+
+    job: Job
+    federation: Federation
+    stores: Mapping[str, Store]
+    pool: Pool
+
+    def _take(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None) -> None:
+        """Take the job; the subclass then makes the pool."""
+        self.job, self.federation = job, federation
+        self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
+        self._seconds: dict[tuple[str, str], float] = {}
+        self._common_is_union = is_union(federation.test, [client.test for client in federation.clients])
+
+    def start(self) -> None:
+        """Every client's `start`, as round 0."""
+        for found in self._work("start", 0, dict.fromkeys(self.stores)).values():
+            if isinstance(found, Fault):
+                raise found
+
+    def train(self, round: int, briefs: Briefs) -> Replies:
+        """The briefed clients' `train`."""
+        return self._work("train", round, briefs)
+
+    def finish(self, round: int, briefs: Briefs) -> Replies:
+        """The briefed clients' `finish`."""
+        return self._work("finish", round, briefs)
+
+    def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
+        """Each briefed client's models on its own data, and the global on the common test set."""
+        test = self.federation.test if shared is not None else None
+        staged = {client: Staged(brief, self.stores[client].stage(round + 1)) for client, brief in briefs.items()}
+        number = 0 if test is None else len(evaluation_batches(test))
+        scores = self._items("score", {str(i): (shared,) for i in range(number)})
+        assessments = self._items("assess", {client: (round, given) for client, given in staged.items()})
+        seen = test is not None and self._seen_by_clients(briefs, shared)
+        found: dict[tuple[str, str], Any] = {}
+
+        def take(item: WorkItem, result: Any) -> None:
+            found[item.what, item.client] = result
+
+        self._do_all(assessments + ([] if seen else scores), take)
+        clients: dict[str, Assessment | Fault] = {client: found["assess", client] for client in briefs}
+        metrics = {c: one if isinstance(one, Fault) else one.metrics for c, one in clients.items()}
+        if test is None:
+            return Evaluation(None, metrics)
+        if seen and any(isinstance(one, Fault) for one in clients.values()):
+            seen = False
+            self._do_all(scores, take)
+        if seen:  # the clients' test samples make up the common test set, and the global has scored them already
+            parts = [found["assess", client.id].seen for client in self.federation.clients]
+        else:
+            parts = [found["score", str(i)] for i in range(number)]
+            for part in parts:
+                if isinstance(part, Fault):  # this machine's: no client was at work
+                    raise part
+        common = self.federation.clients[0].task.metrics(torch.cat(parts), test.y)
+        return Evaluation(common, metrics)
+
+    def _seen_by_clients(self, briefs: Briefs, shared: Tensors | None) -> bool:
+        """Whether evaluating the clients scores the common test set by this very global."""
+        assert shared is not None
+        if not self._common_is_union or len(briefs) < len(self.stores):
+            return False
+        sent = [
+            brief.arrays("global") if brief is not None and "global" in brief else {} for brief in briefs.values()
+        ]
+        return all(arrays.get(name) is array for arrays in sent for name, array in shared.items())
+
+    def mishaps(self) -> list[tuple[str, str]]:
+        """By client, what a machine failed in and did again since the last call."""
+        new, self.pool.mishaps[:] = list(self.pool.mishaps), []
+        return new
+
+    def _work(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
+        """The transaction, with the clients' work done by the pool."""
+
+        def performer(staged: Mapping[str, Staged], hand_in: HandIn) -> None:
+            items = self._items(verb, {client: (round, given) for client, given in staged.items()})
+            self._do_all(items, lambda item, found: hand_in(item.client, found))
+
+        return work(self.stores, round, briefs, performer)
+
+    def _items(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[WorkItem]:
+        """One item per client; it is likely to cost what it cost last time, or else what others like it cost."""
+        alike = [seconds for (kind, _), seconds in self._seconds.items() if kind == what]
+        usual = fmean(alike) if alike else 0.0
+        deadline = None if what == "score" else self.job.plan.deadline
+        costs = {client: self._seconds.get((what, client), usual) for client in given}
+        return [WorkItem(what, client, args, costs[client], deadline) for client, args in given.items()]
+
+    def _do_all(self, items: list[WorkItem], take: Callable[[WorkItem, Any], None]) -> None:
+        """Do the items and `take` what comes of each as soon as it is there."""
+
+        def done(item: WorkItem, found: Any, span: Span) -> None:
+            if not isinstance(found, Fault):
+                self._seconds[item.what, item.client] = span.cpu
+            record_span(span)
+            take(item, found)
+
+        self.pool.do(items, done)
