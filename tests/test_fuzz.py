@@ -30,12 +30,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mutua import InputError, Kind, Ledger, Message, MutuaError, Recipe, Refused
+from mutua.federation import saved_state
 from mutua.federation.message import may_leave
+from mutua.federation.saved_state import DamagedState, encode_state
 from mutua.learning import merging
 from mutua.methods import FedAvg, Part, count, number, weights
 from mutua.models import architecture
 from mutua.runs import checkpoints
-from mutua.runs.checkpoints import CheckpointFolder, DamagedCheckpoint, encode_state
+from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.folder import RunFolder
 from mutua.runs.listing import RunOverview
 from mutua.runs.resuming import ResumedRecorder
@@ -324,9 +326,9 @@ def message(rng: random.Random, place: Path) -> None:
 
 def checkpoint(rng: random.Random, place: Path) -> None:
     data = spoil_safetensors(rng, rng.choice(array_files()), array_files())
-    with declared(DamagedCheckpoint):
-        state, reply, about = checkpoints.decode_state(data)
-        checkpoints._numbers(about.get("terms") or {}) if isinstance(about.get("terms"), dict) else None
+    with declared(DamagedState):
+        state, reply, about = saved_state.decode_state(data)
+        saved_state.terms_of(about.get("terms") or {}) if isinstance(about.get("terms"), dict) else None
         encode_state(state, reply, **{key: about[key] for key in about if key == "round"})
 
 
@@ -347,7 +349,7 @@ def manifest(rng: random.Random, place: Path) -> None:
     for why in held.damaged.values():
         assert why.isprintable()
     for kept in held.kept.values():
-        with pytest.raises(DamagedCheckpoint):
+        with pytest.raises(DamagedState):
             held.load(kept)
 
 
@@ -502,8 +504,8 @@ def test_any_header_is_read_or_refused(header: Any, body: bytes) -> None:
     text = json.dumps(header).encode()
     with declared(Refused):
         Message.decode(struct.pack("<Q", len(text)) + text + body)
-    with declared(DamagedCheckpoint):
-        checkpoints.decode_state(struct.pack("<Q", len(text)) + text + body)
+    with declared(DamagedState):
+        saved_state.decode_state(struct.pack("<Q", len(text)) + text + body)
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -518,7 +520,7 @@ def test_what_is_spoilt_was_good(place: Path) -> None:
     for data in messages():
         Message.decode(data)
     for data in array_files():
-        checkpoints.decode_state(data)
+        saved_state.decode_state(data)
     (place / "000001.json").write_text(sealed(MANIFEST))
     assert CheckpointFolder(place).newest is not None
     for tree in RECIPES:

@@ -2,6 +2,7 @@
 
     python tools/fingerprints.py > before.json        # on the old tree
     python tools/fingerprints.py --against before.json # on the new one
+    python tools/fingerprints.py --against before.json --set stores=disk # other options go to `mutua run`
 
 It goes through the command line, so it works on any tree. The bytes are of one processor and one version of torch:
 compare on one machine.
@@ -74,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="what an earlier call printed")
     parser.add_argument("--workers", default="1,2", help="each number of workers to run with (default: 1,2)")
-    given = parser.parse_args()
+    given, more = parser.parse_known_args()
     made: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as place:
         for method in METHODS:
@@ -82,7 +83,7 @@ def main() -> None:
             recipe.write_text(f"{RECIPE}method: {method}\n{MORE.get(method, '')}")
             for workers in given.workers.split(","):
                 run = Path(place) / f"{method}-{workers}"
-                words = ["run", str(recipe), "--out", str(run), "--workers", workers]
+                words = ["run", str(recipe), "--out", str(run), "--workers", workers, *more]
                 subprocess.run(
                     [sys.executable, "-m", "mutua", *words],
                     check=True,

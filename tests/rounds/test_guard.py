@@ -13,13 +13,13 @@ import torch
 import mutua
 from mutua import Federation, Kind, Message, Privacy, RunError
 from mutua.data.public import Public, carve
+from mutua.federation.saved_state import decode_state, encode_state
 from mutua.federation.store import State, Store, not_finite
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent, Part, Participant, Schedule, weights
 from mutua.rounds.events import Finished, Reached, Rejected, Stopped
 from mutua.rounds.guard import LARGE, Guard, too_long
 from mutua.rounds.loop import Rounds
 from mutua.rounds.state import RunState
-from mutua.runs.checkpoints import decode_state, encode_state
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]

@@ -242,7 +242,7 @@ def test_another_version_is_said(stopped: Path, whole: Any, monkeypatch: pytest.
     assert said == [f"torch has changed from {versions()['torch']} to 99.0: the bytes may not be the same"]
 
 
-# DamagedCheckpoint
+# DamagedState
 
 
 def cut(path: Path) -> None:

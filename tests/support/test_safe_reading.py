@@ -22,9 +22,11 @@ import torch
 from torch._utils import _rebuild_meta_tensor_no_storage, _rebuild_tensor_v2
 
 from mutua import Architecture, InputError, Message, MutuaError, Recipe, Refused, load
+from mutua.federation import saved_state
+from mutua.federation.saved_state import DamagedState
 from mutua.models import architecture
 from mutua.runs import checkpoints
-from mutua.runs.checkpoints import CheckpointFolder, DamagedCheckpoint
+from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.folder import RunFolder
 from mutua.runs.listing import RunOverview
 from mutua.runs.resuming import ResumedRecorder
@@ -76,8 +78,8 @@ ARRAYS = {
 def test_arrays_that_are_none(data: bytes, said: str, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=f"^not a message: .*{said}"):
         Message.decode(data)
-    with pytest.raises(DamagedCheckpoint, match=said):
-        checkpoints.decode_state(data)
+    with pytest.raises(DamagedState, match=said):
+        saved_state.decode_state(data)
     (tmp_path / "w.safetensors").write_bytes(data)
     with pytest.raises(safe_reading.Unreadable):
         safe_reading.read_arrays(tmp_path / "w.safetensors")
@@ -99,14 +101,14 @@ def test_a_strangers_words_come_in_one_line_that_can_be_printed() -> None:
 def test_groups_that_no_checkpoint_has(group: str) -> None:
     """They were read, but could not be saved again."""
     about = json.dumps({"format": 1, "groups": {group: []}, "reply": None})
-    with pytest.raises(DamagedCheckpoint, match="what this mutua does not know"):
-        checkpoints.decode_state(held({"__metadata__": {"mutua": about}}))
+    with pytest.raises(DamagedState, match="what this mutua does not know"):
+        saved_state.decode_state(held({"__metadata__": {"mutua": about}}))
 
 
 def test_terms_that_no_number_can_hold(tmp_path: Path) -> None:
     """Raised OverflowError."""
-    with pytest.raises(DamagedCheckpoint, match="its terms are no numbers"):
-        checkpoints._numbers({"loss": 10**400})
+    with pytest.raises(DamagedState, match="its terms are no numbers"):
+        saved_state.terms_of({"loss": 10**400})
 
 
 # Recipes
@@ -458,7 +460,7 @@ from mutua.support import safe_reading
 from mutua import MutuaError
 from mutua import Message
 from mutua import Recipe
-from mutua.runs import checkpoints
+from mutua.federation import saved_state
 from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.folder import RunFolder
 from mutua.runs.saved_models import SavedModel
@@ -498,7 +500,7 @@ tries = {
     "message: long names": lambda: Message.decode(held(b" " * (safe_reading.MAX_HEADER_BYTES + 1))),
     "message: 40,000 arrays": lambda: Message.decode(held(("{" + many + "}").encode())),
     "message: a full list of names": lambda: Message.decode(held(full)),
-    "checkpoint: a claim": lambda: checkpoints.decode_state(held(claim)),
+    "checkpoint: a claim": lambda: saved_state.decode_state(held(claim)),
     "manifest": lambda: list(map(print, CheckpointFolder(place).damaged)) and None,
     "card": lambda: SavedModel(place / "cards"),
     "recipe": lambda: Recipe.load(place / "laughs.yaml"),

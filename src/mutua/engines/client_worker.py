@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from mutua.engines.assessment import Assessment, assess
 from mutua.engines.scheduling import WorkItem
-from mutua.engines.work import Performed, Staged, Verb, perform
+from mutua.engines.work import Entrusted, HandIn, Performed, Reply, Staged, Verb, Worked, perform, work
 from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, short_of_memory
+from mutua.federation.commit_files import FiledCommit
 from mutua.federation.federation import Federation
 from mutua.federation.module_pool import Modules
 from mutua.learning.evaluation import evaluation_batches, probabilities
@@ -41,12 +43,34 @@ class ClientWorker:
         except Fault as fault:
             return fault
 
-    def _perform(self, verb: Verb, client: str, round: int, staged: Staged) -> Performed:
-        return perform(self.job, self.federation[client], verb, round, staged, self.modules)
+    def _perform(self, verb: Verb, client: str, round: int, given: Staged | Entrusted) -> Performed | Worked:
+        if isinstance(given, Staged):
+            return perform(self.job, self.federation[client], verb, round, given, self.modules)
 
-    def _assess(self, client: str, round: int, staged: Staged) -> Assessment:
+        def performer(staged: Mapping[str, Staged], hand_in: HandIn) -> None:
+            for name, one in staged.items():
+                try:
+                    hand_in(name, perform(self.job, self.federation[name], verb, round, one, self.modules))
+                except MachineFault:
+                    raise
+                except Fault as fault:
+                    hand_in(name, fault)
+
+        brief, store = given
+        reply = work({client: store}, round, {client: brief}, performer)[client]
+        if (
+            isinstance(reply, Reply)
+            and isinstance(newest := store.commits[-1], FiledCommit)
+            and newest.files.folder
+        ):
+            reply = replace(reply, message=None)  # who asked reads it from the file
+        return Worked(reply, store.commits)
+
+    def _assess(self, client: str, round: int, given: Staged | Entrusted) -> Assessment:
+        if isinstance(given, Entrusted):
+            given = Staged(given.brief, given.store.stage(round + 1))
         others = self.federation.others(client)
-        return assess(self.job, self.federation[client], round, staged, self.modules, others)
+        return assess(self.job, self.federation[client], round, given, self.modules, others)
 
     def _score(self, number: int, state: Tensors) -> Tensor:
         """The global's probabilities on one batch of the common test set."""

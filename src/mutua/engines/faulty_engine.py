@@ -12,6 +12,7 @@ from mutua.engines.faults import CorruptionKind, Faults
 from mutua.engines.protocol import TOO_LONG, Engine, Evaluation
 from mutua.engines.work import Briefs, Replies, Reply
 from mutua.errors import RunError
+from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, Part
 from mutua.federation.store import Store
@@ -32,10 +33,16 @@ class FaultyEngine:
         """What each client keeps, which is never corrupted."""
         return self.engine.stores
 
-    def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
+    def open(
+        self,
+        job: Job,
+        federation: Federation,
+        stores: Mapping[str, Store] | None = None,
+        files: CommitFiles | None = None,
+    ) -> None:
         """Take the job, with a method that comes late or raises."""
         self.seed, self.alone = job.plan.seed, job.method.works_alone
-        self.engine.open(replace(job, method=_failing(job.method, self.faults)), federation, stores)
+        self.engine.open(replace(job, method=_failing(job.method, self.faults)), federation, stores, files)
 
     def start(self) -> None:
         """Every client's `start`."""

@@ -11,6 +11,7 @@ from mutua.engines.client_worker import ClientWorker, device
 from mutua.engines.simulation import HerePool, SimulationEngine
 from mutua.engines.workers import Workers
 from mutua.errors import InputError, RunError
+from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.store import Store
 from mutua.methods.base import Job
@@ -24,9 +25,15 @@ class LocalEngine(SimulationEngine):
     workers: int | None = field(default=1, kw_only=True)
     """How many clients work at once; None is one per core, or one at a time on a GPU."""
 
-    def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
+    def open(
+        self,
+        job: Job,
+        federation: Federation,
+        stores: Mapping[str, Store] | None = None,
+        files: CommitFiles | None = None,
+    ) -> None:
         """Take the job and fork the workers."""
-        self._take(job, federation, stores)
+        self._take(job, federation, stores, files)
         self._threads = use_one_thread()
         deadline = job.plan.deadline
         forks = can_fork() and (deadline is not None or (self.workers or 1) > 1)

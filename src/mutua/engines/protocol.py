@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from mutua.engines.work import Briefs, Replies
 from mutua.errors import Fault
+from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.store import Store
 from mutua.learning.metrics import Metrics
@@ -31,8 +32,17 @@ class Engine(Protocol):
     def stores(self) -> Mapping[str, Store]:
         """What each client keeps: the observer of a simulation may look."""
 
-    def open(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None = None) -> None:
-        """Take the job and prepare; `stores` are what clients kept when the run was stopped."""
+    def open(
+        self,
+        job: Job,
+        federation: Federation,
+        stores: Mapping[str, Store] | None = None,
+        files: CommitFiles | None = None,
+    ) -> None:
+        """Take the job and prepare; `stores` are what clients kept when the run was stopped.
+
+        Stores write their commits into `files`, or keep them in memory if there are none.
+        """
 
     def start(self) -> None:
         """Every client's `start`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -13,9 +14,11 @@ from mutua.engines.assessment import Assessment
 from mutua.engines.client_worker import ClientWorker
 from mutua.engines.protocol import Evaluation
 from mutua.engines.scheduling import WorkItem, given_up
-from mutua.engines.work import Briefs, HandIn, Replies, Staged, Verb, work
+from mutua.engines.work import Briefs, Entrusted, HandIn, Replies, Reply, Staged, Verb, Worked, work
 from mutua.errors import Fault, MachineFault
+from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
+from mutua.federation.message import Message
 from mutua.federation.store import Store
 from mutua.learning.evaluation import evaluation_batches, is_union
 from mutua.methods.base import Job
@@ -80,10 +83,15 @@ class SimulationEngine:
     stores: Mapping[str, Store]
     pool: Pool
 
-    def _take(self, job: Job, federation: Federation, stores: Mapping[str, Store] | None) -> None:
+    def _take(
+        self, job: Job, federation: Federation, stores: Mapping[str, Store] | None, files: CommitFiles | None
+    ) -> None:
         """Take the job; the subclass then makes the pool."""
-        self.job, self.federation = job, federation
-        self.stores = {client.id: (stores or {}).get(client.id, Store()) for client in federation.clients}
+        self.job, self.federation, self.files = job, federation, files
+        known = stores or {}
+        self.stores = {client.id: known.get(client.id, Store()) for client in federation.clients}
+        for client, store in self.stores.items():
+            store.files = None if files is None else files.of(client)
         self._seconds: dict[tuple[str, str], float] = {}
         self._common_is_union = is_union(federation.test, [client.test for client in federation.clients])
 
@@ -104,7 +112,7 @@ class SimulationEngine:
     def evaluate(self, round: int, briefs: Briefs, shared: Tensors | None) -> Evaluation:
         """Each briefed client's models on its own data, and the global on the common test set."""
         test = self.federation.test if shared is not None else None
-        staged = {client: Staged(brief, self.stores[client].stage(round + 1)) for client, brief in briefs.items()}
+        staged = {client: self._given(client, brief, round + 1) for client, brief in briefs.items()}
         number = 0 if test is None else len(evaluation_batches(test))
         scores = self._items("score", {str(i): (shared,) for i in range(number)})
         assessments = self._items("assess", {client: (round, given) for client, given in staged.items()})
@@ -147,14 +155,48 @@ class SimulationEngine:
         new, self.pool.mishaps[:] = list(self.pool.mishaps), []
         return new
 
-    def _work(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
-        """The transaction, with the clients' work done by the pool."""
+    def _given(self, client: str, brief: Message | None, round: int) -> Staged | Entrusted:
+        """What a worker gets: the client's state, or where it is on disk."""
+        store = self.stores[client]
+        return Entrusted(brief, store) if self._on_disk else Staged(brief, store.stage(round))
 
+    @property
+    def _on_disk(self) -> bool:
+        """Whether workers read and write the stores themselves."""
+        return self.files is not None and self.files.shared
+
+    def _work(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
+        """The transaction, with the clients' work done by the pool; or, if stores are on disk, all of it."""
+        before = {client: self.stores[client].commits for client in briefs}
+        replies = self._work_there(verb, round, briefs) if self._on_disk else self._work_here(verb, round, briefs)
+        if self.files is not None:
+            for client, commits in before.items():
+                self.files.retire(commits, self.stores[client].commits)
+        return replies
+
+    def _work_here(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
         def performer(staged: Mapping[str, Staged], hand_in: HandIn) -> None:
             items = self._items(verb, {client: (round, given) for client, given in staged.items()})
             self._do_all(items, lambda item, found: hand_in(item.client, found))
 
         return work(self.stores, round, briefs, performer)
+
+    def _work_there(self, verb: Verb, round: int, briefs: Briefs) -> Replies:
+        replies: dict[str, Reply | Fault] = {}
+
+        def take(item: WorkItem, found: Worked | Fault) -> None:
+            if isinstance(found, Fault):
+                replies[item.client] = found
+                return
+            store, reply = self.stores[item.client], found.reply
+            store.commits = found.commits
+            if isinstance(reply, Reply) and reply.message is None and (done := store.committed(round)) is not None:
+                reply = replace(reply, message=done.reply)
+            replies[item.client] = reply
+
+        given = {client: (round, self._given(client, brief, round)) for client, brief in briefs.items()}
+        self._do_all(self._items(verb, given), take)
+        return {client: replies[client] for client in briefs}
 
     def _items(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[WorkItem]:
         """One item per client; it is likely to cost what it cost last time, or else what others like it cost."""

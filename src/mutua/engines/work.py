@@ -12,7 +12,7 @@ from mutua.errors import NO_MEMORY, Fault, MachineFault, described, short_of_mem
 from mutua.federation.client import Client
 from mutua.federation.message import Message, may_leave
 from mutua.federation.module_pool import Modules
-from mutua.federation.store import State, Store, copied
+from mutua.federation.store import Committed, State, Store, copied
 from mutua.methods.base import Job
 from mutua.methods.checks import check_message, check_named_arrays
 from mutua.methods.participant import Participant
@@ -43,6 +43,20 @@ class Staged(NamedTuple):
     state: State
 
 
+class Entrusted(NamedTuple):
+    """What a worker gets that has the whole transaction to do: the brief, and a store that writes files."""
+
+    brief: Message | None
+    store: Store
+
+
+class Worked(NamedTuple):
+    """What came of such a transaction: the reply, and the commits that the store has now."""
+
+    reply: Reply | Fault
+    commits: list[Committed]
+
+
 Performed = tuple[State, Reply]
 """The state to keep and the reply that belongs to it."""
 HandIn = Callable[[str, Performed | Fault], None]
@@ -59,9 +73,9 @@ def work(stores: Mapping[str, Store], round: int, briefs: Briefs, performer: Per
 
     Engines differ in who holds the stores and in the performer:
 
-    - The local engine holds all stores; its performer sends each client's work to a worker process.
-    - An actor that owns the stores of some clients calls `work` with these stores and their briefs. Its performer
-      calls `perform` in its own process and hands in a `Fault` that is raised.
+    - A simulation with stores in memory holds all of them; its performer sends each client's work to a worker.
+    - If stores are on disk, a worker calls `work` with the store of one client. Its performer calls `perform` in
+      its own process and hands in a `Fault` that is raised.
     - A site on a network calls `work({site: store}, round, {site: brief}, performer)` when a brief arrives, and
       sends the reply. If the connection breaks, the server sends the brief again. A store that must outlive its
       process saves itself in `Store.commit`, which is called before the reply is given out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +16,23 @@ from mutua.federation.federation import Federation
 from mutua.models import Architecture, shared_names
 
 
-def check_models(federation: Federation, needs_global: bool) -> tuple[str, ...]:
-    """Refuse models that cannot be built or do not fit their client's data, before anything runs.
+class CheckedModels(NamedTuple):
+    """What was found: notes of what may be a mistake, and the bytes of all clients' own models together."""
 
-    What is allowed but may be a mistake is given as notes.
-    """
+    notes: tuple[str, ...]
+    personal_bytes: int
+
+
+def check_models(federation: Federation, needs_global: bool) -> CheckedModels:
+    """Refuse models that cannot be built or do not fit their client's data, before anything runs."""
     notes = [*_empty_classes(federation.clients), *_unscaled(federation.clients)]
     if needs_global and federation.global_model is None:
         raise InputError(
             "models.global: missing; this method shares a global model, so name its architecture "
             "(global_model= in Python)"
         )
-    seen: set[tuple[Any, ...]] = set()
+    seen: dict[tuple[Any, ...], int] = {}
+    personal = 0
     reference: dict[str, torch.Size] | None = None
     for client in federation.clients:
         roles = [("model", client.model)]
@@ -36,9 +41,11 @@ def check_models(federation: Federation, needs_global: bool) -> tuple[str, ...]:
         for role, architecture in roles:
             key = (role, id(architecture), client.train.x.shape[1:], len(client.task.classes))
             if key in seen:
+                personal += seen[key] if role == "model" else 0
                 continue
-            seen.add(key)
             module, scores = _tried(client, role, architecture)
+            seen[key] = sum(array.nbytes for array in module.state_dict().values())
+            personal += seen[key] if role == "model" else 0
             if scores.shape[1] > 1 and bool(_probable(scores)):
                 notes.append(
                     f"client {client.id}: {role} {architecture.label} gives probabilities; mutua takes scores "
@@ -57,7 +64,7 @@ def check_models(federation: Federation, needs_global: bool) -> tuple[str, ...]:
                         f"{tuple(shape)} for its data, {tuple(reference.get(name, ()))} for the others'; "
                         "share less of the model (models.global.share) or give all inputs one size"
                     )
-    return tuple(notes)
+    return CheckedModels(tuple(notes), personal)
 
 
 def _check_head(federation: Federation, module: torch.nn.Module, architecture: Architecture) -> None:

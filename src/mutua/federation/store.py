@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,22 +44,59 @@ def _broken(array: Tensor, old: Tensor | None) -> bool:
     return old is not None and old.shape == array.shape and bool((array.isinf() & ~old.isinf()).any())
 
 
+class Committed(Protocol):
+    """What a client kept and what it replied in one round: always both together."""
+
+    @property
+    def round(self) -> int:
+        """The round of the work; 0 is its start."""
+
+    @property
+    def state(self) -> State:
+        """What the client kept."""
+
+    @property
+    def reply(self) -> Message | None:
+        """What the client sent."""
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """What the observer of a simulation saw of the work: the means of the objective's terms."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is anything in its state."""
+
+
 @dataclass(frozen=True)
 class Commit:
-    """What a client kept and what it replied in one round: always both together."""
+    """A commit in memory."""
 
     round: int
     state: State
     reply: Message | None
     terms: dict[str, float] = field(default_factory=dict)
-    """What the observer of a simulation saw of the work: the means of the objective's terms."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is anything in its state."""
+        return bool(self.state)
+
+
+class CommitWriter(Protocol):
+    """Where a store on disk writes its commits."""
+
+    def write(self, commit: Commit) -> Committed:
+        """Write it; the commit to keep in its place."""
 
 
 @dataclass
 class Store:
     """The last two commits of a client, so that a server one round behind can still be answered."""
 
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[Committed] = field(default_factory=list)
+    files: CommitWriter | None = None
+    """Where it writes its commits before they count; None keeps them in memory."""
 
     def copy_arrays(self) -> None:
         """Copy all arrays out of shared memory; an array of two commits is copied once."""
@@ -70,7 +108,9 @@ class Store:
                     made[id(array)] = array.clone()
             return {name: made[id(array)] for name, array in arrays.items()}
 
-        def copied(commit: Commit) -> Commit:
+        def copied(commit: Committed) -> Committed:
+            if not isinstance(commit, Commit):
+                return commit
             state = {group: own(arrays) for group, arrays in commit.state.items()}
             parts = None if commit.reply is None else commit.reply.items()
             reply = None if parts is None else Message(**{n: Part(p.kind, own(p.arrays)) for n, p in parts})
@@ -78,7 +118,7 @@ class Store:
 
         self.commits = [copied(commit) for commit in self.commits]
 
-    def committed(self, round: int) -> Commit | None:
+    def committed(self, round: int) -> Committed | None:
         """The commit of this round, if its work is done."""
         return next((commit for commit in self.commits if commit.round == round), None)
 
@@ -95,7 +135,8 @@ class Store:
     ) -> None:
         """Keep state and reply together; commits of this round or later are replaced."""
         before = [commit for commit in self.commits if commit.round < round]
-        self.commits = [*before[-1:], Commit(round, state, reply, terms or {})]
+        commit = Commit(round, state, reply, terms or {})
+        self.commits = [*before[-1:], commit if self.files is None else self.files.write(commit)]
 
     def back_to(self, round: int) -> None:
         """Forget the work of later rounds, so that it is repeated; unless there is nothing earlier."""
@@ -114,12 +155,18 @@ class Store:
     def upto(self, round: int) -> Store:
         """The store as it was after this round. A later commit without an earlier one has changed no state."""
         before = [commit for commit in self.commits if commit.round <= round]
-        return Store(before or [Commit(round, commit.state, None) for commit in self.commits[-1:]])
+        unchanged: list[Committed] = [Commit(round, commit.state, None) for commit in self.commits[-1:]]
+        return replace(self, commits=before or unchanged)
 
     @property
     def state(self) -> State:
         """The newest committed state."""
         return self.commits[-1].state if self.commits else {}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is anything in the newest state."""
+        return bool(self.commits) and self.commits[-1].keeps
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -20,6 +20,7 @@ from pydantic import (
 from mutua.data.partitions import Partition
 from mutua.engines.faults import Faults
 from mutua.errors import InputError
+from mutua.federation.commit_files import StoreSettings, StoresSection
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.methods import base
@@ -55,6 +56,7 @@ class Recipe(Plan):
     opt_out: OptOut | None = None
     faults: Faults | None = None
     checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    stores: StoresSection = Field(default_factory=StoreSettings)
     grid: Grid | None = None
 
     @field_validator("method", mode="before")

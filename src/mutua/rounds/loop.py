@@ -338,7 +338,7 @@ class Rounds:
     def _leave_out(self) -> None:
         """Tell the history whose own models have not trained."""
         stores, took_part = self.engine.stores, self.participation.of
-        self.history.leave_out([c for c in self.ids if not took_part(c).trained and stores[c].state])
+        self.history.leave_out([c for c in self.ids if not took_part(c).trained and stores[c].keeps])
 
     def _retried(self, round: int) -> None:
         for client, reason in self.engine.mishaps():

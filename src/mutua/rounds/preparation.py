@@ -27,6 +27,8 @@ class Prepared:
     """As the method sees it; its notes say what may be a mistake."""
     reply_bytes: int
     """The most bytes of a reply; 0 if nothing leaves or the method does not say."""
+    store_bytes: int = 0
+    """About how much all clients' stores take: two commits each of a personal model and a reply."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -37,7 +39,8 @@ class Prepared:
 def prepare(method: Method, federation: Federation, plan: Plan) -> Prepared:
     """Prepare a run; what cannot run is refused here, before anything has started."""
     arranged = method.arrange(federation)
-    notes = [*check_models(arranged, method.needs_global)]
+    models = check_models(arranged, method.needs_global)
+    notes = [*models.notes]
     if plan.privacy is not None:
         shared = arranged.global_model if method.needs_global else None
         normed = shared is not None and batch_normed(build(shared, arranged.clients[0], 0))
@@ -67,7 +70,8 @@ def prepare(method: Method, federation: Federation, plan: Plan) -> Prepared:
         )
     arranged = replace(arranged, notes=(*arranged.notes, *notes)) if notes else arranged
     job = Job(method, cut, arranged.global_model, arranged.public)
-    return Prepared(federation, job, arranged, reply_bytes)
+    store_bytes = 2 * (models.personal_bytes + len(arranged.clients) * reply_bytes)
+    return Prepared(federation, job, arranged, reply_bytes, store_bytes)
 
 
 def lengthened(plan: Plan, method: Method, rounds: int, done: int) -> Plan:

@@ -4,23 +4,35 @@ ROUND.json                     the manifest, written last: without it there is n
 server/ROUND.safetensors       the server's state
 clients/ID/ROUND.safetensors   what a client keeps after its work of that round, for itself alone
 
-A client that was not drawn is not written again: a manifest names the round of each client's file. Reading runs no
-code, and no file larger than the limits in `support/safe_reading.py` is read, or written.
+A client that was not drawn is not written again: a manifest names the round of each client's file. If stores are
+on disk, their files (`federation/commit_files.py`) are in the same folder or behind a URL, and are not copied: the
+manifest names them. Reading runs no code, and no file larger than the limits in `support/safe_reading.py` is read,
+or written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from mutua.errors import MutuaError, RunError
-from mutua.federation.message import Kind, Message, Part
-from mutua.federation.store import Commit, State, Store
+from mutua.errors import RunError
+from mutua.federation.commit_files import (
+    CommitFiles,
+    FiledCommit,
+    FileFacts,
+    StoreSettings,
+    commit_files,
+    sha256_of,
+)
+from mutua.federation.saved_state import DamagedState, decode_state, encode_state, terms_as_text, terms_of
+from mutua.federation.store import Commit, Committed, State, Store
 from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.rounds.state import RunState
 from mutua.runs.inputs import Inputs
@@ -28,11 +40,7 @@ from mutua.support import files, safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.files import FILE_NAME
 from mutua.support.growing_files import TableEnd
-from mutua.support.tensor_files import FILE_DTYPES, Pieces, Tensors, encode_tensors
-
-
-class DamagedCheckpoint(MutuaError):
-    """A checkpoint is damaged; the text says how."""
+from mutua.support.tensor_files import Pieces
 
 
 class ArrayFile(Spec):
@@ -41,6 +49,13 @@ class ArrayFile(Spec):
     round: int = Field(ge=0)
     bytes: int = Field(ge=0, le=safe_reading.MAX_ARRAY_BYTES)
     sha256: str
+    file: str | None = Field(None, pattern=f"^{FILE_NAME}$", max_length=64)
+    """Its name without its ending, if that is not the round alone."""
+
+    @property
+    def name(self) -> str:
+        """Its name without its ending."""
+        return self.file or f"{self.round:06d}"
 
 
 Id = Annotated[str, Field(pattern=f"^{FILE_NAME}$", max_length=64)]
@@ -71,6 +86,8 @@ class Manifest(Spec):
     ledger: TableEnd
     participation: TableEnd | None = None
     server: ArrayFile | None = None
+    stores: str | None = None
+    """Where the clients' stores are: None is in memory, "disk" beside the checkpoints, or a URL."""
     clients: dict[Id, ArrayFile]
     before: dict[Id, ArrayFile] = Field(default_factory=dict)
     """What clients kept before their last work, if that changed it: a longer run continues from there."""
@@ -95,6 +112,11 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.kept: dict[int, Manifest] = {}
+        self.stores: CommitFiles | None = None
+        """The files of the stores, if they are not in memory."""
+        self._stores_said: str | None = None
+        self._live: set[tuple[str, str]] = set()
+        """The client and name of each file that a store has."""
         self.damaged: dict[Path, str] = {}
         for file in sorted(path.glob("*.json")):
             try:
@@ -102,7 +124,7 @@ class CheckpointFolder:
                 self.kept[manifest.round] = manifest
             except FileNotFoundError:  # a run at work has removed it
                 continue
-            except (DamagedCheckpoint, OSError) as error:
+            except (DamagedState, OSError) as error:
                 self.damaged[file] = files.reason(error)
 
     @property
@@ -122,19 +144,24 @@ class CheckpointFolder:
         `last` is the round of the clients' last work: what they kept before it is saved too.
         """
         known = {(client, file.round): file for manifest in self.kept.values() for client, file in manifest.files}
+        synced = {(client, file.name) for manifest in self.kept.values() for client, file in manifest.files}
         clients: dict[str, ArrayFile] = {}
         before: dict[str, ArrayFile] = {}
+        durable: list[FiledCommit] = []
         with files.atomic_files() as made:
 
-            def put(client: str, commit: Commit) -> ArrayFile:
+            def put(client: str, commit: Committed) -> ArrayFile:
+                if isinstance(commit, FiledCommit) and commit.files == self.stores:
+                    durable.append(commit)
+                    name, size, checksum = commit.facts
+                    return ArrayFile(round=commit.round, bytes=size, sha256=checksum, file=name)
                 if (client, commit.round) not in known:
                     # The server does not ask again for what it has merged.
                     reply = commit.reply if commit.round > standing.round else None
-                    data = encode_state(
-                        commit.state, reply, client=client, round=commit.round, terms=_as_text(commit.terms)
-                    )
+                    about = {"client": client, "round": commit.round, "terms": terms_as_text(commit.terms)}
+                    data = encode_state(commit.state, reply, **about)
                     known[client, commit.round] = _described(commit.round, data)
-                    made.write(self._client(client, commit.round), *data)
+                    made.write(self._client(client, known[client, commit.round]), *data)
                 return known[client, commit.round]
 
             for client, store in sorted(standing.stores.items()):
@@ -143,6 +170,7 @@ class CheckpointFolder:
                 clients[client] = put(client, store.commits[-1])
                 if store.commits[-1].round == last and store.changed:
                     before[client] = put(client, store.commits[-2])
+            self._sync(commit for commit in durable if (commit.client, commit.facts.name) not in synced)
             server = None
             if standing.round >= 0:
                 data = encode_state(standing.server, round=standing.round)
@@ -152,6 +180,7 @@ class CheckpointFolder:
             round=standing.round,
             seconds=standing.seconds,
             server=server,
+            stores=self._stores_said,
             clients=clients,
             before=before,
             **facts,
@@ -163,21 +192,64 @@ class CheckpointFolder:
         self.kept[manifest.round] = manifest
         if standing.round >= 0:
             self.kept.pop(-1, None)  # its file has the same name
+        self._live = {
+            (commit.client, commit.facts.name)
+            for store in standing.stores.values()
+            for commit in store.commits
+            if isinstance(commit, FiledCommit)
+        }
         return manifest
 
+    def keep_stores(self, place: str, cache: int) -> CommitFiles:
+        """Let the stores of the run have their files beside the checkpoints ("disk") or behind this URL."""
+        self._stores_said = place
+        self.stores = commit_files(str(self.path.resolve()) if place == "disk" else place, cache)
+        self._protect()
+        return self.stores
+
+    def _protect(self) -> None:
+        """Tell the stores which of their files checkpoints need."""
+        if self.stores is not None:
+            self.stores.protected = {(c, file.name) for m in self.kept.values() for c, file in m.files}
+
+    def _sync(self, commits: Iterable[FiledCommit]) -> None:
+        """Have the stores' own files safe on the disk; behind a URL they are."""
+        paths = [commit.files.path(commit.client, commit.facts.name) for commit in commits if commit.files.folder]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(files.sync, paths))
+            list(pool.map(files.sync, {folder for path in paths for folder in (path.parent, path.parent.parent)}))
+
     def load(self, manifest: Manifest) -> tuple[State, dict[str, Store]]:
-        """The server's state and the clients' stores; `DamagedCheckpoint` if a file has changed."""
+        """The server's state and the clients' stores; `DamagedState` if a file has changed.
+
+        Stores that were on disk stay there: their files are checked, and read when they are needed.
+        """
+        if manifest.stores is not None:
+            self.keep_stores(manifest.stores, self.stores.cache if self.stores else StoreSettings().cache)
         stores: dict[str, Store] = {}
         for client, file in [*manifest.before.items(), *manifest.clients.items()]:
-            state, reply, about = decode_state(_read(self._client(client, file.round), file))
-            terms = about.get("terms")
-            if about.get("client") != client or about.get("round") != file.round or not isinstance(terms, dict):
-                raise DamagedCheckpoint(f"clients/{client}: it is not what its name says")
-            commit = Commit(file.round, state, reply, _numbers(terms))
-            stores.setdefault(client, Store()).commits.append(commit)
+            store = stores.setdefault(client, Store(files=None if self.stores is None else self.stores.of(client)))
+            store.commits.append(self._commit(client, file))
         if manifest.server is None:
             return {}, stores
         return decode_state(_read(self._server(manifest.round), manifest.server))[0], stores
+
+    def _commit(self, client: str, file: ArrayFile) -> Committed:
+        own = self.stores if file.file is not None else None
+        if own is None or own.folder is not None:
+            data = _read(self._client(client, file), file)
+        else:
+            at = client, file.name
+            where = f"{own.place}/clients/{client}/{file.name}"
+            data = _checked(where, file, partial(own.size, *at), partial(own.load, *at))
+        state, reply, about = decode_state(data)
+        terms = about.get("terms")
+        if about.get("client") != client or about.get("round") != file.round or not isinstance(terms, dict):
+            raise DamagedState(f"clients/{client}: it is not what its name says")
+        if own is None:
+            return Commit(file.round, state, reply, terms_of(terms))
+        facts = FileFacts(file.name, file.bytes, file.sha256)
+        return FiledCommit(file.round, terms_of(terms), bool(state), reply is not None, client, facts, own)
 
     def forget(self, after: int) -> None:
         """Remove the checkpoints after this round: the run takes another course from there."""
@@ -199,6 +271,7 @@ class CheckpointFolder:
         gone = [round for round in sorted(self.kept) if round not in rounds]
         manifests = {self._manifest(round) for round in rounds}
         needed = {file for round in rounds for file in self._files(self.kept[round])}
+        needed |= {self._client_file(*live) for live in self._live}
         old = [path for path in self.path.glob("*.json*") if path not in manifests and path.is_file()]
         # Manifests first: none may name a file that is gone.
         rest = [path for path in self._all() if path not in needed and path.is_file()]
@@ -212,13 +285,23 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
             self.kept = {round: self.kept[round] for round in sorted(set(rounds))}
             self.damaged = {}
+            self._drop_remote()
         return gone, freed
+
+    def _drop_remote(self) -> None:
+        """Remove files behind a URL that only removed checkpoints needed."""
+        if self.stores is None:
+            return
+        before = self.stores.protected
+        self._protect()
+        if self.stores.folder is None:
+            self.stores.remove(before - self.stores.protected - self._live)
 
     def _files(self, manifest: Manifest) -> Iterator[Path]:
         if manifest.server is not None:
             yield self._server(manifest.round)
         for client, file in manifest.files:
-            yield self._client(client, file.round)
+            yield self._client(client, file)
 
     def _all(self) -> list[Path]:
         return [*self.path.glob("server/*.safetensors*"), *self.path.glob("clients/*/*.safetensors*")]
@@ -229,8 +312,11 @@ class CheckpointFolder:
     def _server(self, round: int) -> Path:
         return self.path / "server" / f"{round:06d}.safetensors"
 
-    def _client(self, client: str, round: int) -> Path:
-        return self.path / "clients" / client / f"{round:06d}.safetensors"
+    def _client(self, client: str, file: ArrayFile) -> Path:
+        return self._client_file(client, file.name)
+
+    def _client_file(self, client: str, name: str) -> Path:
+        return self.path / "clients" / client / f"{name}.safetensors"
 
 
 def checkpoint_due(settings: Settings, round: int, since: float) -> bool:
@@ -238,90 +324,26 @@ def checkpoint_due(settings: Settings, round: int, since: float) -> bool:
     return round % settings.every == 0 and since >= settings.seconds
 
 
-def encode_state(state: State, reply: Message | None = None, **about: Any) -> Pieces:
-    """Groups of named arrays as `GROUP/NAME`, and a reply as `/PART/NAME`, in one safetensors file.
-
-    Names and their order are also in the file's metadata, beside `about`: groups may be empty, and order counts.
-    """
-    arrays: Tensors = {}
-    for group, named in state.items():
-        if not _valid_group(group):
-            raise RunError(f"'{group}' cannot be saved: a group's name has no '/' and is not empty")
-        arrays |= {f"{group}/{name}": array for name, array in named.items()}
-    parts = None
-    if reply is not None:
-        arrays |= {f"/{part}/{name}": array for part in reply for name, array in reply.arrays(part).items()}
-        parts = {name: {"kind": part.kind, "arrays": list(part.arrays)} for name, part in reply.items()}
-    groups = {group: list(named) for group, named in state.items()}
-    for name, array in arrays.items():
-        if array.dtype not in FILE_DTYPES:
-            raise RunError(f"'{name}' cannot be saved: safetensors has no {array.dtype}")
-    told = json.dumps({"format": 1, **about, "groups": groups, "reply": parts})
-    header, *data = encode_tensors(arrays, {"mutua": told})
-    names, size = len(header) - 8, sum(map(len, data))
-    if size + len(header) > safe_reading.MAX_ARRAY_BYTES or names > safe_reading.MAX_HEADER_BYTES:
-        raise RunError(f"a state of {size} bytes and {names} of names cannot be saved: it is too large")
-    return [header, *data]
-
-
-def decode_state(data: bytes) -> tuple[State, Message | None, dict[str, Any]]:
-    """The state, the reply and what is said about them; `DamagedCheckpoint` if the bytes cannot be read."""
-    try:
-        arrays, metadata = safe_reading.parse_arrays(data)
-        about = safe_reading.from_json(metadata["mutua"])
-        state = {
-            group: {name: arrays.pop(f"{group}/{name}") for name in names}
-            for group, names in about.pop("groups").items()
-        }
-        parts = about.pop("reply")
-        reply = None if parts is None else Message(**{n: _part(n, part, arrays) for n, part in parts.items()})
-    except safe_reading.Unreadable as error:
-        raise DamagedCheckpoint(str(error)) from None
-    except Exception as error:  # whatever names from a stranger make these raise
-        raise DamagedCheckpoint(f"it cannot be read ({type(error).__name__})") from None
-    if arrays or about.get("format") != 1 or not all(map(_valid_group, state)):
-        raise DamagedCheckpoint("it holds what this mutua does not know")
-    return state, reply, about
-
-
-def _valid_group(group: str) -> bool:
-    return bool(group) and "/" not in group
-
-
-def _part(name: str, told: Mapping[str, Any], arrays: Tensors) -> Part:
-    return Part(Kind(told["kind"]), {key: arrays.pop(f"/{name}/{key}") for key in told["arrays"]})
-
-
-def _as_text(terms: Mapping[str, float]) -> dict[str, str]:
-    """Numbers as text: JSON has no NaN."""
-    return {name: repr(float(value)) for name, value in terms.items()}
-
-
-def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
-    try:
-        return {name: float(value) for name, value in terms.items()}
-    except (TypeError, ValueError, OverflowError):
-        raise DamagedCheckpoint("its terms are no numbers") from None
-
-
 def _described(round: int, data: Pieces) -> ArrayFile:
-    checksum = hashlib.sha256()
-    for piece in data:
-        checksum.update(piece)
-    return ArrayFile(round=round, bytes=sum(map(len, data)), sha256=checksum.hexdigest())
+    return ArrayFile(round=round, bytes=sum(map(len, data)), sha256=sha256_of(data))
+
+
+def _checked(where: str, file: ArrayFile, size: Callable[[], int], load: Callable[[], bytes]) -> bytes:
+    """A file's bytes; `DamagedState` if they are not what they were."""
+    try:
+        if (found := size()) != file.bytes:
+            raise DamagedState(f"{where} has {found} bytes; it had {file.bytes}")
+        data = load()
+    except (OSError, RunError) as error:
+        raise DamagedState(f"{where}: {files.reason(error)}") from None
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise DamagedState(f"{where} is not what it was")
+    return data
 
 
 def _read(path: Path, file: ArrayFile) -> bytes:
     where = "/".join(path.parts[-3:] if path.parts[-3] == "clients" else path.parts[-2:])
-    try:
-        if path.stat().st_size != file.bytes:
-            raise DamagedCheckpoint(f"{where} has {path.stat().st_size} bytes; it had {file.bytes}")
-        data = path.read_bytes()
-    except OSError as error:
-        raise DamagedCheckpoint(f"{where}: {error.strerror}") from None
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise DamagedCheckpoint(f"{where} is not what it was")
-    return data
+    return _checked(where, file, lambda: path.stat().st_size, path.read_bytes)
 
 
 def _sealed(manifest: Manifest) -> str:
@@ -334,15 +356,15 @@ def _manifest(path: Path) -> Manifest:
     try:
         body = safe_reading.from_json(safe_reading.read_text(path))
         if not isinstance(body, dict) or body.pop("sha256", None) != _sum(body):
-            raise DamagedCheckpoint("its checksum is wrong")
+            raise DamagedState("its checksum is wrong")
         manifest = Manifest.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        raise DamagedCheckpoint(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise DamagedState(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except ValueError as error:
-        raise DamagedCheckpoint(str(error)) from None
+        raise DamagedState(str(error)) from None
     if path.name != f"{max(manifest.round, 0):06d}.json":
-        raise DamagedCheckpoint("it is of another round than its name says")
+        raise DamagedState("it is of another round than its name says")
     return manifest
 
 

@@ -13,7 +13,7 @@ from mutua.federation.client import Client
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Selection
-from mutua.federation.store import State
+from mutua.federation.store import State, Store
 from mutua.learning import metrics
 from mutua.learning.evaluation import probabilities
 from mutua.methods.base import Job
@@ -31,7 +31,7 @@ class ClientResult:
 
     client: Client
     job: Job
-    state: State
+    store: Store
     brief: Message | None
     history: History
     attendance: Attendance = field(default_factory=Attendance)
@@ -45,6 +45,11 @@ class ClientResult:
     def id(self) -> str:
         """The client's id."""
         return self.client.id
+
+    @property
+    def state(self) -> State:
+        """What it keeps for itself: groups of named arrays."""
+        return self.store.state
 
     @property
     def architecture(self) -> Architecture:
@@ -68,7 +73,7 @@ class ClientResult:
     @property
     def trained(self) -> bool:
         """Whether what it serves with was trained: by itself, or by others if it is the global alone."""
-        return self.attendance.trained or not self.state or not self.job.plan.rounds
+        return self.attendance.trained or not self.store.keeps or not self.job.plan.rounds
 
     @property
     def serves_since(self) -> int:
@@ -76,7 +81,7 @@ class ClientResult:
         last, first = self.job.plan.rounds, self.attendance.first
         if self.job.method.made_at_end and not self.attendance.unfinished:
             return last
-        return min(last, max(1, first or 1) if self.state else 1)
+        return min(last, max(1, first or 1) if self.store.keeps else 1)
 
     @property
     def made_of(self) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def execute(
             callbacks=[recorder, *callbacks],
             standing=standing,
             faults=recipe.faults,
+            files=recorder.store_files(recipe.stores, prepared.store_bytes),
         )
         write_result(result, recorder)
     return result

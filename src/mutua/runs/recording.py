@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from mutua import __version__
 from mutua.errors import InputError, RunError, raised_at, short_of_memory
+from mutua.federation.commit_files import CommitFiles, StoreSettings, chosen_place
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Entry
 from mutua.methods import base
@@ -109,6 +110,16 @@ class Recorder:
     def resumed(self) -> RunState | None:
         """The state of the stopped run that goes on here, if it is one."""
         return None
+
+    def store_files(self, settings: StoreSettings, store_bytes: int) -> CommitFiles | None:
+        """Where the clients' stores write, which take about so many bytes; None if they are in memory.
+
+        A run that goes on has its stores where it had them.
+        """
+        checkpoints = self.folder.checkpoints
+        newest = checkpoints.newest
+        place = chosen_place(settings, store_bytes) if newest is None else newest.stores
+        return None if place is None else checkpoints.keep_stores(place, settings.cache)
 
     @contextmanager
     def keeping(self) -> Iterator[None]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
+from mutua.federation.saved_state import DamagedState
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation
 from mutua.rounds.preparation import lengthened
 from mutua.rounds.state import RunState
-from mutua.runs.checkpoints import DamagedCheckpoint, Manifest, TableEnds
+from mutua.runs.checkpoints import Manifest, TableEnds
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import HashProgress, changed_fields, first_changes
 from mutua.runs.recording import Recorder, only_leftovers, versions
@@ -86,7 +87,7 @@ class ResumedRecorder(Recorder):
             try:
                 self._standing, self._ends_before_finish = self._load(newest), newest.unfinished
                 break
-            except (DamagedCheckpoint, OSError, ValueError) as error:
+            except (DamagedState, OSError, ValueError) as error:
                 self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is stepped over")
                 checkpoints.step_over(newest, str(error))
         for table in self.folder.tables:

@@ -12,9 +12,9 @@ from typing import Any
 from mutua.engines.faults import Faults
 from mutua.engines.protocol import Engine
 from mutua.errors import InputError, LeftOut, line, suggest
+from mutua.federation.commit_files import CommitFiles, StoreSettings, temporary_files
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
-from mutua.federation.store import Store
 from mutua.methods.base import Method, method_of
 from mutua.rounds.events import Callback
 from mutua.rounds.loop import Rounds
@@ -40,6 +40,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     standing: RunState | None = None,
     faults: Faults | Mapping[str, Any] | None = None,
+    stores: StoreSettings | Mapping[str, Any] | str = "auto",
     progress: bool = True,
     **settings: Any,
 ) -> Result:
@@ -49,8 +50,10 @@ def run(
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
     evaluate_every, seed, ...), given one by one or together as `plan`. `workers` is how many clients work at once:
     if not given, one per core, or one at a time on a GPU. On CPUs it changes no byte of the result. `faults` make
-    clients fail on purpose. A callback is called with every event of the run. `progress` shows on stderr how far
-    it has come: a bar in a terminal, else a line for each evaluation; the log `mutua` tells the same.
+    clients fail on purpose. `stores` says where clients' stores are: "memory", "disk" (a temporary folder),
+    a URL, or "auto": on disk if they would take more than a quarter of the memory. A callback is called with every
+    event of the run. `progress` shows on stderr how far it has come: a bar in a terminal, else a line for each
+    evaluation; the log `mutua` tells the same.
     """
     if isinstance(method, str):
         method = method_of({"name": method})
@@ -70,13 +73,17 @@ def run(
         raise InputError(f"callbacks: {callbacks!r}; give a list of functions that take an event")
     if faults is not None and not isinstance(faults, Faults):
         faults = checked(Faults, faults, at="faults")
+    if not isinstance(stores, StoreSettings):
+        stores = checked(StoreSettings, {"place": stores} if isinstance(stores, str) else stores, at="stores")
+    prepared = prepare(method, federation, plan)
     return carry_out(
-        prepare(method, federation, plan),
+        prepared,
         engine=engine,
         workers=workers,
         callbacks=callbacks,
         standing=standing,
         faults=faults,
+        files=temporary_files(stores, prepared.store_bytes),
         progress=progress,
     )
 
@@ -89,9 +96,10 @@ def carry_out(
     callbacks: Sequence[Callback] = (),
     standing: RunState | None = None,
     faults: Faults | None = None,
+    files: CommitFiles | None = None,
     progress: bool = False,
 ) -> Result:
-    """Run what is prepared; the options are those of `run`."""
+    """Run what is prepared. The options are those of `run`; stores write into `files`, if not into memory."""
     from mutua.rounds.progress import watched  # which needs rich, and `import mutua` does not
 
     job, federation = prepared.job, prepared.federation
@@ -106,7 +114,7 @@ def carry_out(
     began = time.perf_counter() - standing.seconds
     try:
         with watched(method.name, prepared.notes, progress) as watchers:
-            site.open(job, federation, standing.stores)
+            site.open(job, federation, standing.stores, files)
             rounds = Rounds(prepared, site, [*callbacks, *watchers], standing)
             rounds.run()
         stores = site.stores
@@ -117,7 +125,7 @@ def carry_out(
         ClientResult(
             client,
             job,
-            stores[client.id].state,
+            stores[client.id],
             method.brief(server, plan.rounds + 1, client.id),
             rounds.history,
             rounds.participation.of(client.id),
@@ -129,9 +137,9 @@ def carry_out(
     longer = None
     if rounds.before_finish is not None:
         before = replace(rounds.before_finish, stores=stores).unfinished(plan.rounds)
-        longer = partial(
-            _longer, method, prepared.given, plan, before, engine=engine, workers=workers, faults=faults
-        )
+        again: dict[str, Any] = {"engine": engine, "workers": workers, "faults": faults}
+        again["stores"] = "memory" if files is None else "disk"
+        longer = partial(_longer, method, prepared.given, plan, before, **again)
     result = Result(
         job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation, longer
     )
@@ -150,7 +158,7 @@ def _longer(
 ) -> Result:
     """The rest of a run with more rounds, from its state before the clients' last work."""
     # Stores grow with the run, and the shorter one may be extended again.
-    stores = {client: Store([*store.commits]) for client, store in before.stores.items()}
+    stores = {client: replace(store, commits=[*store.commits]) for client, store in before.stores.items()}
     longer = lengthened(plan, method, rounds, plan.rounds)
     return run(method, federation, plan=longer, standing=replace(before, stores=stores), **given)
 

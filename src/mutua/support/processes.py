@@ -30,6 +30,16 @@ def cores() -> int:
     return max(1, min(share, len(os.sched_getaffinity(0))))
 
 
+def memory() -> int:
+    """How many bytes of memory this machine has, or this container may use."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return there
+    return min(limit, there)
+
+
 def can_fork() -> bool:
     """Whether worker processes are possible: on Linux, and not inside a worker of somebody else."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon

@@ -267,6 +267,23 @@ def parse_arrays(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     return _sound(found), header.get("__metadata__") or {}
 
 
+def map_arrays(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """The arrays and the metadata of a safetensors file; the arrays are read when they are first used.
+
+    They stay valid if the file is replaced or removed, as atomic files are.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        with open_file(path) as file:
+            header = from_json(file.read(_names(file.read(8))))
+        if not isinstance(header, dict):
+            raise Unreadable("it does not begin with the names of its arrays")
+        return _sound(load_file(path)), header.get("__metadata__") or {}
+    except Exception as error:  # every reader has its own errors; all mean that the file cannot be read
+        raise Unreadable(str(error).partition("\n")[0] or type(error).__name__) from None
+
+
 def read_arrays(path: Path) -> dict[str, Tensor]:
     """The named arrays of a safetensors file or, for any other ending, of a torch state_dict file."""
     try:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from mutua.errors import RunError
+from mutua.support.tensor_files import ALIGNMENT
 
-ALIGNMENT = 64  # a cache line, so that no kernel meets an odd address
 LARGEST, SMALLEST = 1 << 38, 1 << 28
 NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # a page counts when it is first written
 

@@ -53,6 +53,10 @@ _ORDER = [
 ]
 """The order of types in a file, the widest first; within a type, arrays are ordered by name."""
 
+ALIGNMENT = 64
+"""A cache line, in bytes: vectorised sums over arrays that begin elsewhere may round differently."""
+_FILLER = ".filler"
+
 ArrayLayout = tuple[tuple[str, str, tuple[int, ...], int], ...]
 """What arrays are: the name, type, shape and bytes per value of each."""
 Pieces = list[bytes | memoryview]
@@ -65,20 +69,44 @@ def header_bytes(layout: ArrayLayout) -> int:
     return len(_header(_in_file_order(layout)))
 
 
-def encode_tensors(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Pieces:
-    """A safetensors file: the header, then the arrays."""
+def encode_tensors(arrays: Mapping[str, Tensor], metadata: Mapping[str, str], *, aligned: bool = False) -> Pieces:
+    """A safetensors file: the header, then the arrays; if `aligned`, fillers too, which `without_fillers` removes.
+
+    The arrays of an aligned file can be mapped and give the very sums that they give in memory.
+    """
     layout = _in_file_order(
         tuple((name, FILE_DTYPES[a.dtype], tuple(a.shape), a.element_size()) for name, a in arrays.items())
     )
-    held = (arrays[name].detach().cpu().contiguous() for name, *_ in layout)
-    return [_header(layout, metadata), *(a.reshape(-1).view(torch.uint8).numpy().data for a in held)]
+    filled = _with_fillers(layout) if aligned else layout
+    held = {name: arrays[name].detach().cpu().contiguous() for name, *_ in layout}
+    pieces: Pieces = [_header(filled, metadata, ALIGNMENT if aligned else 8)]
+    for name, _, shape, _ in filled:
+        array = held.get(name)
+        pieces.append(bytes(shape[0]) if array is None else array.reshape(-1).view(torch.uint8).numpy().data)
+    return pieces
+
+
+def without_fillers(arrays: Tensors) -> Tensors:
+    """The arrays of a file without its fillers, each where a sum over it has the same bytes as anywhere else."""
+    held = {name: array for name, array in arrays.items() if not name.startswith(_FILLER)}
+    return {name: a if a.data_ptr() % ALIGNMENT == 0 else a.clone() for name, a in held.items()}
+
+
+def _with_fillers(layout: ArrayLayout) -> ArrayLayout:
+    """A few bytes after each array, so that the next one begins at a multiple of `ALIGNMENT`."""
+    found: list[tuple[str, str, tuple[int, ...], int]] = []
+    for i, entry in enumerate(layout):
+        found.append(entry)
+        if rest := entry[3] * torch.Size(entry[2]).numel() % ALIGNMENT:
+            found.append((f"{_FILLER}{i}", "U8", (ALIGNMENT - rest,), 1))
+    return tuple(found)
 
 
 def _in_file_order(layout: ArrayLayout) -> ArrayLayout:
     return tuple(sorted(layout, key=lambda entry: (_ORDER.index(entry[1]), entry[0])))
 
 
-def _header(layout: ArrayLayout, metadata: Mapping[str, str] | None = None) -> bytes:
+def _header(layout: ArrayLayout, metadata: Mapping[str, str] | None = None, multiple: int = 8) -> bytes:
     """The header's length and the header, which says where each array is."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     offset = 0
@@ -87,5 +115,5 @@ def _header(layout: ArrayLayout, metadata: Mapping[str, str] | None = None) -> b
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % multiple)
     return len(text).to_bytes(8, "little") + text
