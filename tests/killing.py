@@ -140,12 +140,12 @@ def killed(moment: int, work: Callable[[], None]) -> bool:
     return not ended[0]
 
 
-def kill_and_go_on(method: str, times: int, whole: Any, place: Path) -> int:
+def kill_and_go_on(method: str, times: int, whole: Any, place: Path, stores: str = "auto") -> int:
     """Kill so many runs once or twice and compare what they leave; how many kills fell within the work."""
     kills = 0
-    federation, expected, moments = whole(method)
+    federation, expected, moments = whole(method, stores)
     rng = random.Random(f"{method} {times}")
-    begun = recipe_of(method)
+    begun = recipe_of(method, stores=stores)
     for k in range(times):
         run = place / str(k)
         folder = Recorder.create("tiny", 0, run)

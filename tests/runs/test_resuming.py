@@ -59,17 +59,17 @@ def test_these_tests_work_in_as_many_processes_as_they_say(
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Federation, dict[str, Any], Moments]]:
     """`whole("fml")`: the federation, what an uninterrupted run of it leaves, and the moments it is made of."""
-    known: dict[str, Any] = {}
+    known: dict[tuple[str, str], Any] = {}
 
-    def make(method: str) -> Any:
-        if method not in known:
-            recipe = recipe_of(method)
+    def make(method: str, stores: str = "auto") -> Any:
+        if (method, stores) not in known:
+            recipe = recipe_of(method, stores=stores)
             federation, place = recipe.federation(), tmp_path_factory.mktemp("whole")
             begin(recipe, place / "run", federation)
             with counting() as moments:  # after torch has loaded what it loads at first use
                 begin(recipe, place / "counted", federation)
-            known[method] = federation, left(place / "run"), moments
-        return known[method]
+            known[method, stores] = federation, left(place / "run"), moments
+        return known[method, stores]
 
     return make
 
@@ -88,16 +88,89 @@ def test_killed_while_workers_are_at_work(whole: Any, tmp_path: Path, monkeypatc
     kill_and_go_on("fml", 2, whole, tmp_path)
 
 
+# Stores on disk
+
+
+@pytest.mark.parametrize("method", base.method_names())
+def test_every_method_with_stores_on_disk_leaves_what_it_leaves_with_stores_in_memory(
+    method: str, whole: Any
+) -> None:
+    _, memory, _ = whole(method)
+    _, disk, _ = whole(method, "disk")
+    apart = {"recipe.yaml", "run.json", "state"}
+    assert {name: disk[name] for name in disk.keys() - apart} == {
+        name: memory[name] for name in memory.keys() - apart
+    }
+    assert disk["run.json"]["summary"] == memory["run.json"]["summary"]
+
+
+@pytest.mark.parametrize("method", PAPERS)
+def test_killed_with_stores_on_disk(method: str, whole: Any, tmp_path: Path) -> None:
+    kill_and_go_on(method, 3, whole, tmp_path, stores="disk")
+
+
+def test_killed_while_workers_write_stores_to_disk(
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole("fmlu", "disk")
+    work_in(2, monkeypatch)
+    kill_and_go_on("fmlu", 3, whole, tmp_path, stores="disk")
+
+
+def test_a_checkpoint_names_the_stores_own_files_and_older_ones_are_removed(whole: Any, tmp_path: Path) -> None:
+    federation, expected, _ = whole("fmlu", "disk")
+    place = tmp_path / "run"
+    with pytest.raises(RunError, match="enough"):
+        begin(recipe_of("fmlu", stores="disk"), place, federation, callbacks=[stop_after(2)])
+    folder = RunFolder(place).checkpoints
+    newest = folder.newest
+    assert newest is not None and newest.stores == "disk"
+    named = {f"{client}/{file.file}" for manifest in folder.kept.values() for client, file in manifest.files}
+    there = {f"{path.parent.name}/{path.stem}" for path in place.glob("checkpoints/clients/*/*")}
+    assert named <= there and len(there) <= 3 * 3  # of three clients the last two commits, and what the best needs
+    # A file is spoilt: the run goes on from the checkpoint before, to the same bytes.
+    client, file = next((c, f) for c, f in newest.clients.items() if f.round == 2)
+    path = place / "checkpoints" / "clients" / client / f"{file.file}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    notes = go_on(place, federation)
+    assert any(f"clients/{client}/{file.file}.safetensors is not what it was" in note for note in notes)
+    assert left(place) == expected
+
+
+def test_stores_behind_a_url_go_on_too_and_leave_no_more_than_they_need(whole: Any, tmp_path: Path) -> None:
+    federation, expected, _ = whole("fmlu", "disk")
+    url, place = f"file://{tmp_path}/bucket", tmp_path / "run"
+    with pytest.raises(RunError, match="enough"):
+        begin(recipe_of("fmlu", stores=url), place, federation, callbacks=[stop_after(2)])
+    newest = RunFolder(place).checkpoints.newest
+    assert newest is not None and newest.stores is not None and newest.stores.startswith(url)
+    assert not (place / "checkpoints" / "clients").exists()
+    go_on(place, federation)
+    apart = {"recipe.yaml", "run.json", "state"}
+    found = left(place)
+    assert {name: found[name] for name in found.keys() - apart} == {
+        n: expected[n] for n in expected.keys() - apart
+    }
+    files = [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()]
+    manifests = RunFolder(place).checkpoints.kept.values()
+    needed = {f"{client}/{file.file}" for manifest in manifests for client, file in manifest.files}
+    assert needed <= {f"{path.parent.name}/{path.stem}" for path in files} and len(files) <= 3 * 3
+
+
 # Stopped
 
 
 @pytest.mark.parametrize(
-    ("method", "cores"), [*((name, 1) for name in base.method_names()), ("fml", 2), ("mixture", 2)]
+    ("method", "cores", "stores"),
+    [
+        *((name, 1, stores) for name in base.method_names() for stores in ("auto", "disk")),
+        *(("fml", 2, "auto"), ("mixture", 2, "auto")),  # on disk workers commit, and cannot be counted here
+    ],
 )
 def test_every_method_stopped_within_a_round_goes_on_to_the_same_bytes(
-    method: str, cores: int, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, cores: int, stores: str, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation, expected, _ = whole(method)
+    federation, expected, _ = whole(method, stores)
     work_in(cores, monkeypatch)
     commit, commits = Store.commit, 0
     clients = len(expected["state"][2])
@@ -115,7 +188,7 @@ def test_every_method_stopped_within_a_round_goes_on_to_the_same_bytes(
     place = tmp_path / "run"
     said = f"^stopped by Ctrl-C; to go on: mutua run --resume {place}$"
     with pytest.raises(RunError, match=said):
-        begin(recipe_of(method), place, federation)
+        begin(recipe_of(method, stores=stores), place, federation)
     for _ in range(len(stops) - 1):
         with pytest.raises(RunError, match=said):
             go_on(place, federation)
