@@ -9,9 +9,10 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from mutua.data import formats
+from mutua.data import array_files
+from mutua.data.layouts import fitting
 from mutua.data.public import Public, dealt
-from mutua.data.samples import Samples, concatenate, fitting
+from mutua.data.samples import Samples, concatenate
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.support.configuration import Spec
@@ -53,7 +54,7 @@ def with_public_set(
 
 
 def _read(path: Path, labelled: bool, federation: Federation, seed: int) -> Public:
-    held = formats.npz_file(path)
+    held = array_files.npz_file(path)
     if "x" not in held:
         raise InputError(f"public.path: {path} has no array 'x' (it has {', '.join(held) or 'none'})")
     template = federation.clients[0].train
