@@ -167,9 +167,7 @@ class _Head:
         if mapped is None and (self.nbytes < MAPPED_FROM or self.fortran):
             return None
         if self.fortran:
-            raise InputError(
-                f"{what} is stored column by column; save numpy.ascontiguousarray(x), or leave mapped out"
-            )
+            raise InputError(f"{what} is stored column by column; save numpy.ascontiguousarray(x) in it instead")
         self.check(path.name, size - self.length)
         return MappedRows.of(array_in_file(path, offset, self.dtype, self.shape))
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from mutua.errors import InputError
 from mutua.support import safe_reading
 
-CHUNK = 2**24
+CHUNK = 2**22
 """How many bytes of inputs are read at once, about."""
 
 Step = tuple[Callable[..., Tensor], tuple[Any, ...]]
@@ -86,7 +86,7 @@ class _Origin:
     def read(self, rows: np.ndarray) -> Tensor:
         x = self.array.read(rows)
         for function, arguments in self.steps:
-            x = function(x, *arguments)
+            x = function(x.contiguous(), *arguments)  # else torch may resize or turn in another way, to other bits
         return x
 
 
