@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import mutua
 from mutua import Architecture, Faults, InputError, Recipe
-from mutua.data import formats
+from mutua.data import array_files
 from mutua.reports import study, writing
 from mutua.reports.labels import counts_by_client
 from mutua.reports.report import compose as report
@@ -106,7 +106,7 @@ def test_a_recipe_and_its_files_by_text_and_from_home(at_home: Path, tiny: dict[
     )
     assert masked.clients[0].opt_in is not None
     assert Faults.load("~/faults.yaml").dropout[0].rounds == (1,)
-    assert len(mutua.load("arrays", path="~/own.npz").train) == len(formats.npz("own.npz").x) == 40
+    assert len(mutua.load("arrays", path="~/own.npz").train) == len(array_files.npz("own.npz").x) == 40
     torch.save(Architecture.of("mlp").build(channels=6, size=1, classes=2, seed=1).state_dict(), "mlp.pt")
     Architecture.of({"name": "mlp", "init": "~/mlp.pt"}).build(channels=6, size=1, classes=2, seed=0)
     (at_home / "edges").write_text("c0 c1\n")

@@ -12,8 +12,8 @@ from torch import nn
 
 import mutua
 from mutua import InputError, Samples
+from mutua.data.layouts import layout_of
 from mutua.data.partitions import IID
-from mutua.data.samples import layout_of
 from mutua.rounds.preparation import prepare
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mutua import InputError
-from mutua.data import formats
+from mutua.data import array_files, formats
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_npz_reads_both_forms(tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.integers(0, 256, (6, 5, 4), dtype=np.uint8)
     y = np.array([0, 1, 2, 0, 1, 2], np.uint8)
     np.savez(tmp_path / "a.npz", x=x, y=y, domain=y % 2, classes=np.array(["p", "q", "r"]), domains=["d", "e"])
-    a = formats.npz(tmp_path / "a.npz")
+    a = array_files.npz(tmp_path / "a.npz")
     assert np.array_equal(a.x, x)
     assert a.x.dtype == np.uint8
     assert np.array_equal(a.y, y)
@@ -38,7 +38,7 @@ def test_npz_reads_both_forms(tmp_path: Path, rng: np.random.Generator) -> None:
     assert a.x_test is None
 
     np.savez(tmp_path / "b.npz", x_train=x[:4], y_train=y[:4], x_test=x[4:], y_test=y[4:])
-    b = formats.npz(tmp_path / "b.npz")
+    b = array_files.npz(tmp_path / "b.npz")
     assert b.x_test is not None
     assert b.y_test is not None
     assert np.array_equal(b.x_test, x[4:])
@@ -52,26 +52,26 @@ def test_npz_reads_both_forms(tmp_path: Path, rng: np.random.Generator) -> None:
 def test_npz_with_missing_keys_says_what_it_holds(tmp_path: Path, keys: tuple[str, ...]) -> None:
     np.savez(tmp_path / "a.npz", **{key: np.zeros(3) for key in keys})
     with pytest.raises(InputError, match=f"a.npz: holds {', '.join(keys)}; give x and y") as error:
-        formats.npz(tmp_path / "a.npz")
+        array_files.npz(tmp_path / "a.npz")
     assert "\n" not in str(error.value)
 
 
 def test_npz_refuses_what_is_not_an_array_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with pytest.raises(InputError, match=r"a\.npz: not found"):
-        formats.npz(path)
+        array_files.npz(path)
     with pytest.raises(InputError, match="a folder, not a readable array file"):
-        formats.npz(tmp_path)
+        array_files.npz(tmp_path)
     path.write_text("hello")
     with pytest.raises(InputError, match=r"a\.npz: not a readable array file .*does not begin like one"):
-        formats.npz(path)
+        array_files.npz(path)
     np.savez(path, x=np.zeros((50, 9)), y=np.zeros(50))
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(InputError, match=r"a\.npz: not a readable array file"):
-        formats.npz(path)
+        array_files.npz(path)
     np.save(tmp_path / "b.npy", np.zeros(3))
     with pytest.raises(InputError, match="a single array"):
-        formats.npz(tmp_path / "b.npy")
+        array_files.npz(tmp_path / "b.npy")
 
 
 class Attack:
@@ -89,7 +89,7 @@ def test_npz_runs_no_pickle(tmp_path: Path) -> None:
     x[0] = Attack(tmp_path / "ran")
     np.savez(tmp_path / "a.npz", x=x, y=np.zeros(1))
     with pytest.raises(InputError, match="pickle"):
-        formats.npz(tmp_path / "a.npz")
+        array_files.npz(tmp_path / "a.npz")
     assert not (tmp_path / "ran").exists()
 
 
@@ -292,5 +292,5 @@ def test_names_that_are_bytes_are_text(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "d.npz", x=x, y=y, classes=np.array([b"caf\xc3\xa9", b"\xff"]), domains=np.array([b"\xfe"])
     )
-    held = formats.npz(tmp_path / "d.npz")
+    held = array_files.npz(tmp_path / "d.npz")
     assert held.classes == ("café", "\\xff") and held.domains == ("\\xfe",)

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from mutua import InputError, Recipe, Samples, load
-from mutua.data import formats, image_folders
+from mutua.data import array_files, formats, image_folders
 from mutua.federation.topology import Topology
 from mutua.support import safe_reading
 
@@ -57,7 +57,7 @@ def test_a_small_file_that_unpacks_to_much(tmp_path: Path, monkeypatch: pytest.M
     raw[at : at + 4] = struct.pack("<I", 3 * GIB)
     path.write_bytes(raw)
     with pytest.raises(InputError, match=r"it takes 3\.0 GiB of memory, \d+ times its length.*set MUTUA_MAX_DATA"):
-        formats.npz_file(path)
+        array_files.npz_file(path)
 
 
 def test_packed_arrays_and_the_way_out(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_a_head_that_promises_more_than_there_is(tmp_path: Path, shape: tuple[in
     path = tmp_path / "head.npz"
     packed(path, "x.npy", npy(shape, bytes(100)), 1)
     with pytest.raises(InputError, match=r"is said to be .* which is more than it holds"):
-        formats.npz_file(path)
+        array_files.npz_file(path)
 
 
 def test_idx_and_cifar_that_unpack_to_much(small: None, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def soon(work: Callable[[], Any]) -> list[Exception]:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "arrays": formats.npz_file,
+    "arrays": array_files.npz_file,
     "cifar": formats.cifar,
     "text": safe_reading.read_text,
     "weights": safe_reading.read_arrays,

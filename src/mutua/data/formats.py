@@ -1,4 +1,4 @@
-"""File formats: array files, IDX and the CIFAR archives, each read into plain arrays."""
+"""File formats: IDX and the CIFAR archives, each read into plain arrays (array files: array_files.py)."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import io
 import os
 import pickle
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from mutua.data.samples import Layout, texts
+from mutua.data.layouts import Layout
+from mutua.data.mapped_rows import MappedRows
 from mutua.errors import InputError
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, local_path
 
 
 @dataclass(frozen=True)
 class Arrays:
     """What a file or folder holds: inputs and labels, perhaps a test set, class names and domains."""
 
-    x: np.ndarray
+    x: np.ndarray | MappedRows
     y: np.ndarray
-    x_test: np.ndarray | None = None
+    x_test: np.ndarray | MappedRows | None = None
     y_test: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
     domain: np.ndarray | None = None
@@ -62,80 +61,6 @@ def reading(path: Path, what: str) -> Iterator[None]:
     except Exception as error:  # zip, zlib, gzip, tar, pickle and Pillow each raise their own kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path}: not {what} ({reason}); replace or remove it") from None
-
-
-def npz(path: PathLike, mask: str | None = None) -> Arrays:
-    """An array file: x and y, or x_train and y_train; perhaps x_test, y_test, classes, domain, domains.
-
-    `mask` is the name of the array that says what is opted out; with `_test` after it, of the test samples.
-    """
-    held = npz_file(path)
-    x, y = ("x", "y") if "x" in held else ("x_train", "y_train")
-    if x not in held or y not in held or ("x_test" in held) != ("y_test" in held):
-        raise InputError(
-            f"{path}: holds {', '.join(held) or 'nothing'}; "
-            "give x and y, or x_train and y_train, and both or none of x_test and y_test"
-        )
-    classes, domains = (tuple(texts(np.atleast_1d(held.get(k, []))).tolist()) for k in ("classes", "domains"))
-    return Arrays(
-        held[x],
-        held[y],
-        held.get("x_test"),
-        held.get("y_test"),
-        classes or None,
-        held.get("domain"),
-        domains,
-        opted_out=None if mask is None else _mask(path, held, mask, x),
-        opted_out_test=_mask(path, held, f"{mask}_test", "x_test") if f"{mask}_test" in held else None,
-    )
-
-
-def _mask(path: PathLike, held: dict[str, np.ndarray], key: str, x: str) -> np.ndarray:
-    if key not in held:
-        raise InputError(
-            f"opt_out.mask: {path} has no array '{key}' (it has {', '.join(held)}); where nothing is opted out, "
-            "give one that is false throughout"
-        )
-    mask = held[key]
-    number = len(held.get(x, ()))
-    if mask.shape != (number,) or mask.dtype != np.bool_:
-        raise InputError(
-            f"opt_out.mask: '{key}' of {path} is {mask.dtype} {mask.shape}; it must be one true or false for each "
-            f"of {number} samples in '{x}'"
-        )
-    return mask
-
-
-def npz_file(path: PathLike) -> dict[str, np.ndarray]:
-    """Every array of an array file, by name."""
-    path = local_path(path, "path")
-    with reading(path, "a readable array file (.npz)"), safe_reading.open_file(path) as opened:
-        first = opened.read(2)
-        if first == b"\x93N":
-            raise InputError(f"{path}: a single array; give an .npz with x and y (numpy.savez)")
-        if first != b"PK":  # otherwise NumPy's error would be about pickles
-            raise ValueError("it does not begin like one")
-        _check_sizes(opened)
-        opened.seek(0)
-        with np.load(opened, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-
-
-def _check_sizes(file: BinaryIO) -> None:
-    """Refuse, before anything is unpacked, arrays that are too large or claim more than is stored."""
-    heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    with zipfile.ZipFile(file) as held:
-        safe_reading.check_memory(
-            sum(entry.file_size for entry in held.infolist()), os.fstat(file.fileno()).st_size
-        )
-        for entry in held.infolist():
-            with held.open(entry) as stored:
-                head = heads.get(np.lib.format.read_magic(stored))
-                if head is None:
-                    raise ValueError(f"'{entry.filename}' is not a plain array")
-                shape, _, dtype = head(stored)
-            if not dtype.hasobject and prod(shape) * dtype.itemsize > entry.file_size:
-                raise ValueError(f"'{entry.filename}' is said to be {shape}, which is more than it holds")
 
 
 def idx(folder: Path) -> Arrays:

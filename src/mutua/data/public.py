@@ -55,13 +55,13 @@ class Public:
         """The owner's public batch of a round: a public draw, so its peers recompute it and no index is sent."""
         part = self.parts[owner]
         order = torch.randperm(len(part), generator=torch_stream(seed, owner, round, "public batch"))
-        return part.take(order[:size])
+        return part.take(order[:size]).in_memory()
 
     def subset(self, size: int, seed: int, round: int) -> Samples:
         """A round's part of the whole set: a public draw too."""
         whole = self.whole
         order = torch.randperm(len(whole), generator=torch_stream(seed, round, "public subset"))
-        return whole.take(order[:size])
+        return whole.take(order[:size]).in_memory()
 
 
 def dealt(samples: Samples, owners: Sequence[str], seed: int, labelled: bool, name: str = "public") -> Public:

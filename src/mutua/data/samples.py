@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mutua.data.layouts import Layout, channels_first, with_channels
+from mutua.data.mapped_rows import MappedRows, cast, in_memory, joined, pieces, stored, taken, transformed
 from mutua.errors import InputError
 from mutua.support.text import several, some
 
-Layout = Literal["channels-first", "channels-last"]
 MOST_NUMBERED = 100_000
 """The most classes or domains without names."""
 
@@ -31,12 +32,13 @@ class Preprocess:
     std: tuple[float, ...] = (1.0,)
 
     @staticmethod
-    def default(x: Tensor) -> Preprocess:
+    def default(x: Tensor | MappedRows) -> Preprocess:
         """Bytes to [-1, 1]; floating values as they are."""
         return Preprocess(1 / 255, (0.5,), (0.5,)) if x.dtype == torch.uint8 else Preprocess()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The model's input for stored values `x`."""
+    def __call__(self, x: Tensor | MappedRows) -> Tensor:
+        """The model's input for stored values `x`, which are read if they are in a file."""
+        x = in_memory(x)
         shape = (1, -1) + (1,) * (x.dim() - 2)
         dtype = torch.get_default_dtype()
         if self == Preprocess():
@@ -50,10 +52,11 @@ class Preprocess:
 class Samples:
     """Inputs `x` (N, channels, height, width) or (N, features), labels `y` as indices into `classes`.
 
-    Images stay uint8 in memory; `preprocess` turns them into a model's input when they are used.
+    Images stay uint8 in memory; `preprocess` turns them into a model's input when they are used. Inputs that are
+    mapped stay in their file: `x` is then `MappedRows`, and `inputs` reads them.
     """
 
-    x: Tensor
+    x: Tensor | MappedRows
     y: Tensor
     classes: tuple[str, ...]
     preprocess: Preprocess = Preprocess()
@@ -70,7 +73,17 @@ class Samples:
     def __repr__(self) -> str:
         kind = str(self.x.dtype).removeprefix("torch.")
         held = f"{len(self)} of {tuple(self.x.shape[1:])} {kind}, {several(len(self.classes), 'class', 'classes')}"
-        return f"Samples({held}{f', domains {some(self.domains)}' if self.domains else ''})"
+        mapped = ", mapped" if isinstance(self.x, MappedRows) else ""
+        return f"Samples({held}{f', domains {some(self.domains)}' if self.domains else ''}{mapped})"
+
+    @property
+    def inputs(self) -> Tensor:
+        """`x` as a tensor: read anew every time if it is in a file."""
+        return in_memory(self.x)
+
+    def in_memory(self) -> Samples:
+        """The same samples, read if they are in a file."""
+        return replace(self, x=self.x.in_memory()) if isinstance(self.x, MappedRows) else self
 
     @property
     def channels(self) -> int:
@@ -90,7 +103,7 @@ class Samples:
         index = torch.as_tensor(index, dtype=torch.long)
         domain = None if self.domain is None else self.domain[index]
         opted_out = None if self.opted_out is None else self.opted_out[index]
-        return replace(self, x=self.x[index], y=self.y[index], domain=domain, opted_out=opted_out)
+        return replace(self, x=taken(self.x, index), y=self.y[index], domain=domain, opted_out=opted_out)
 
     def relabelled(self, classes: Sequence[str]) -> Samples:
         """The same samples with labels as indices into `classes`, matched by name."""
@@ -129,6 +142,7 @@ class Samples:
     ) -> Samples:
         """Samples of arrays or tensors, checked: `x` (N,H,W), (N,H,W,C), (N,C,H,W) or (N,features).
 
+        An `x` that NumPy has mapped (`np.load(file, mmap_mode="r")`) stays in its file.
         `opted_out` is true for each sample that is kept out of the federation. `layout` says where channels are,
         if their number does not; `channels` 3 makes grey images RGB.
         """
@@ -182,8 +196,8 @@ def texts(names: np.ndarray) -> np.ndarray:
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """The samples of all parts, which must have the same classes."""
     if any(part.preprocess != parts[0].preprocess for part in parts):
-        parts = [replace(p, x=p.preprocess(p.x), preprocess=Preprocess()) for p in parts]
-    x, y = torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])
+        parts = [replace(p, x=transformed(p.x, p.preprocess), preprocess=Preprocess()) for p in parts]
+    x, y = joined([p.x for p in parts]), torch.cat([p.y for p in parts])
     return replace(parts[0], x=x, y=y, domain=None, domains=(), opted_out=None)
 
 
@@ -244,7 +258,7 @@ def _check(
     if labels.dtype.kind in "US":
         raise InputError(f"{name}.y: labels are text; give whole numbers from 0 on, and the names as classes")
     try:
-        xt, yt = torch.as_tensor(x), torch.as_tensor(labels)
+        xt, yt = stored(x), torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name}: x and y must be numeric arrays or tensors ({error})") from None
     if xt.dim() not in (2, 3, 4):
@@ -257,13 +271,13 @@ def _check(
         raise InputError(f"{name}: no samples; it needs at least one")
     if 0 in xt.shape:
         raise InputError(f"{name}.x: shape {tuple(xt.shape)}: samples without values; give at least one each")
-    xt = _with_channels(_channels_first(xt, layout, name), channels, name)
+    xt = with_channels(channels_first(xt, layout, name), channels, name)
     if xt.dtype != torch.uint8:
         if not (xt.dtype.is_floating_point or xt.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)):
             raise InputError(f"{name}.x: values of type {xt.dtype}; give bytes (0 to 255) or floating numbers")
-        xt = xt.to(torch.get_default_dtype())
-        if not bool(torch.isfinite(xt).all()):
-            bad = int((~torch.isfinite(xt)).flatten(1).any(1).sum())
+        xt = transformed(xt, cast, torch.get_default_dtype())
+        if not all(bool(torch.isfinite(part).all()) for part in pieces(xt)):
+            bad = sum(int((~torch.isfinite(part)).flatten(1).any(1).sum()) for part in pieces(xt))
             raise InputError(f"{name}.x: NaN or infinity in {bad} of {len(xt)} samples; clean or drop them")
     if yt.dtype.is_complex or yt.dtype.is_floating_point:
         if yt.dtype.is_complex or not bool((torch.isfinite(yt) & (yt == yt.round())).all()):
@@ -298,64 +312,13 @@ def _check(
         if dt.shape != yt.shape or int(dt.min()) < 0 or int(dt.max()) >= len(domains):
             raise InputError(f"{name}.domain: give one index below {len(domains)}, or a domain's name, per sample")
     return Samples(
-        xt.contiguous(),
+        xt.contiguous() if isinstance(xt, Tensor) else xt,
         yt,
         classes,
         preprocess or Preprocess.default(xt),
         dt,
         tuple(domains) if dt is not None else (),
     )
-
-
-def layout_of(shape: Sequence[int]) -> Layout | None:
-    """Where (N, a, b, c) has its channels: there are 1, 3 or 4, or images are square. None if both could be."""
-    _, a, b, c = shape
-    first, last = ((n in (1, 3, 4), square) for n, square in ((a, b == c), (c, a == b)))
-    if first > last or (a, b, c) == (1, 1, 1):
-        return "channels-first"
-    return "channels-last" if last > first and last[0] and not first[1] else None
-
-
-def fitting(shape: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
-    """How x of this shape is to be read for a model whose inputs are `wanted`, (C, H, W): layout and channels."""
-    if len(wanted) != 3 or len(shape) not in (3, 4):
-        return {}
-    channels, *sides = wanted
-    found: dict[str, Any] = {"channels": 3} if channels == 3 else {}
-    allowed = {channels, 1} if found else {channels}
-    if len(shape) == 4:
-        layouts = {"channels-first": (shape[1], shape[2:]), "channels-last": (shape[3], shape[1:3])}
-        fit = [name for name, (n, rest) in layouts.items() if n in allowed and list(rest) == sides]
-        if not fit:
-            return {}  # the error comes when shapes are compared
-        found["layout"] = fit[0]
-    return found
-
-
-def _channels_first(x: Tensor, layout: Layout | None, name: str) -> Tensor:
-    """Images as (N, C, H, W); other samples as they are."""
-    if layout is not None and (x.dim() != 4 or layout not in get_args(Layout)):
-        ways = " or ".join(get_args(Layout))
-        raise InputError(f"{name}.layout: '{layout}' for x of {tuple(x.shape)}; it is {ways}, of four dimensions")
-    if x.dim() != 4:
-        return x[:, None] if x.dim() == 3 else x
-    layout = layout or layout_of(x.shape)
-    if layout is None:
-        raise InputError(
-            f"{name}.x: shape {tuple(x.shape)}: which of them are the channels cannot be told; "
-            "give layout: channels-last or channels-first"
-        )
-    return x.permute(0, 3, 1, 2) if layout == "channels-last" else x
-
-
-def _with_channels(x: Tensor, channels: int | None, name: str) -> Tensor:
-    """Grey images as RGB if asked for, such as a grey site among coloured ones."""
-    if channels is None or (x.dim() == 4 and x.shape[1] == channels):
-        return x
-    if x.dim() != 4 or channels != 3 or x.shape[1] != 1:
-        held = f"images of {x.shape[1]} channels" if x.dim() == 4 else "plain features"
-        raise InputError(f"{name}.channels: {channels} for {held}; only grey images can be changed, to 3 channels")
-    return x.expand(-1, 3, -1, -1)
 
 
 def _domains(given: Any, names: Sequence[str], where: str) -> tuple[Tensor, tuple[str, ...]]:

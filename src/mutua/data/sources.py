@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import platformdirs
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from mutua.data import formats, image_folders
+from mutua.data import array_files, formats, image_folders
 from mutua.data.formats import Arrays
-from mutua.data.samples import Layout, Preprocess, Samples, fitting
+from mutua.data.layouts import Layout, fitting
+from mutua.data.mapped_rows import transformed
+from mutua.data.samples import Preprocess, Samples
 from mutua.errors import InputError, suggest
 from mutua.support.configuration import PathLike, local_path, whole_number
 
@@ -97,7 +100,7 @@ KNOWN: dict[str, Known] = {
         about="handwritten digits",
         images="60,000 + 10,000 of 28x28",
         classes=10,
-        places=_places(formats.npz, "mnist.npz") + _places(formats.idx, "mnist", "MNIST/raw"),
+        places=_places(array_files.npz, "mnist.npz") + _places(formats.idx, "mnist", "MNIST/raw"),
         preprocess=_grey(0.1307, 0.3081),
         how="mutua data get mnist",
         class_names=DIGITS,
@@ -107,7 +110,7 @@ KNOWN: dict[str, Known] = {
         images="60,000 + 10,000 of 28x28",
         classes=10,
         # The last is where Debian's package dataset-fashion-mnist puts it.
-        places=_places(formats.npz, "fashion-mnist.npz")
+        places=_places(array_files.npz, "fashion-mnist.npz")
         + _places(formats.idx, "fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),
         preprocess=_grey(0.2860, 0.3530),
         how="mutua data get fashion-mnist (Debian: apt install dataset-fashion-mnist)",
@@ -120,7 +123,7 @@ KNOWN: dict[str, Known] = {
         about="photographs of animals and vehicles",
         images="50,000 + 10,000 of 32x32x3",
         classes=10,
-        places=_places(formats.npz, "cifar10.npz")
+        places=_places(array_files.npz, "cifar10.npz")
         + _places(
             formats.cifar,
             *("cifar10/cifar-10-python.tar.gz", "cifar-10-python.tar.gz", "cifar-10-batches-py"),
@@ -133,13 +136,13 @@ KNOWN: dict[str, Known] = {
         about="photographs of a hundred kinds of things",
         images="50,000 + 10,000 of 32x32x3",
         classes=100,
-        places=_places(formats.npz, "cifar100.npz")
+        places=_places(array_files.npz, "cifar100.npz")
         + _places(
             formats.cifar,
             *("cifar100/cifar-100-python.tar.gz", "cifar-100-python.tar.gz", "cifar-100-python"),
             *("cifar-100-binary.tar.gz", "cifar-100-binary"),
         )
-        + (Place("cifar100-half.npz", formats.npz, "half of CIFAR-100: 250 + 50 images per class"),),
+        + (Place("cifar100-half.npz", array_files.npz, "half of CIFAR-100: 250 + 50 images per class"),),
         preprocess=Preprocess(1 / 255, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
         how="mutua data get cifar100",
     ),
@@ -147,7 +150,7 @@ KNOWN: dict[str, Known] = {
         about="land use seen by satellite",
         images="27,000 of 64x64x3",
         classes=10,
-        places=_places(formats.npz, "eurosat.npz")
+        places=_places(array_files.npz, "eurosat.npz")
         + _places(
             image_folders.images,
             "eurosat/EuroSAT_RGB",
@@ -165,9 +168,9 @@ KNOWN: dict[str, Known] = {
         about="seven kinds of things as photographs, paintings, cartoons and sketches",
         images="9,991 of 227x227x3",
         classes=7,
-        places=_places(formats.npz, "pacs.npz")
+        places=_places(array_files.npz, "pacs.npz")
         + _places(image_folders.images, "pacs/kfold", "PACS/kfold", "pacs", "PACS")
-        + (Place("pacs64.npz", formats.npz, "PACS reduced to 64x64 pixels"),),
+        + (Place("pacs64.npz", array_files.npz, "PACS reduced to 64x64 pixels"),),
         preprocess=_grey(0.5, 0.5),
         how="download it by hand from https://dali-dl.github.io/project_iccv2017.html and make the folders "
         "pacs/DOMAIN/CLASS/*.jpg with the domains art_painting, cartoon, photo, sketch, and its "
@@ -177,7 +180,7 @@ KNOWN: dict[str, Known] = {
         about="things of office and home as art, clipart, product pictures and photographs",
         images="15,588 of many sizes, RGB",
         classes=65,
-        places=_places(formats.npz, "office-home.npz")
+        places=_places(array_files.npz, "office-home.npz")
         + _places(image_folders.images, "office-home", "OfficeHomeDataset_10072016", "OfficeHome"),
         preprocess=_grey(0.5, 0.5),
         how="download it by hand from https://www.hemanthdv.org/officeHomeDataset.html and make the folders "
@@ -186,7 +189,7 @@ KNOWN: dict[str, Known] = {
 }
 
 # Sets of the user's own, given by a path.
-GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": formats.npz, "folder": image_folders.images}
+GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": array_files.npz, "folder": image_folders.images}
 
 
 PYTHON = "python:"
@@ -220,15 +223,21 @@ def load(
     mask: str | None = None,
     layout: Layout | None = None,
     channels: int | None = None,
+    mapped: bool | None = None,
     fits: Sequence[int] = (),
 ) -> Source:
-    """A known set by name, or `arrays` (path of an .npz) or `folder` (path of a folder of images).
+    """A known set by name, or `arrays` (path of an .npz or of a folder of .npy) or `folder` (of images).
 
     `classes` declares the classes: by name if the set has names, otherwise in the order of the labels.
     `mask` names what is opted out: an array of the .npz, or a list file in the folder.
     `layout` says where arrays have their channels, if their number does not; `channels` 3 makes grey images RGB.
+    `mapped`: inputs of arrays stay in their file until a client works with them; None: if they take 1 GiB or more.
     If `fits`, the shape of a model's inputs, is given, data is read to fit that model.
     """
+    if mapped is not None and not isinstance(mapped, bool):
+        raise InputError(f"mapped: {mapped!r}; give true, false or nothing, which maps arrays of 1 GiB or more")
+    if mapped and name != "arrays":
+        raise InputError(f"mapped: true is for data 'arrays', not for '{name}'; leave it out")
     if layout is not None and name != "arrays":
         raise InputError(f"layout: {layout} is for data 'arrays'; '{name}' says itself where its channels are")
     if image_size is not None:
@@ -236,7 +245,7 @@ def load(
     if name in GIVEN:
         if path is None:
             raise InputError(f"path: missing; data '{name}' needs the path of its {_kind(name)}")
-        arrays = _read(name, GIVEN[name], local_path(path, "path"), image_size, mask)
+        arrays = _read(name, GIVEN[name], local_path(path, "path"), image_size, mask, mapped)
         given: Any = {"layout": layout or arrays.layout, "channels": channels, **fitting(arrays.x.shape, fits)}
         return _source(name, replace(arrays, **given), image_size, declared=classes)
     if isinstance(name, str) and name.startswith(PYTHON):
@@ -273,13 +282,18 @@ def _holds(place: Place, path: Path) -> bool:
 
 
 def _read(
-    name: str, read: Callable[[Path], Arrays], path: Path, image_size: int | None, mask: str | None
+    name: str,
+    read: Callable[[Path], Arrays],
+    path: Path,
+    image_size: int | None,
+    mask: str | None,
+    mapped: bool | None = False,
 ) -> Arrays:
     # Images are resized one by one as they are read, so that the originals are never in memory together.
     if read is image_folders.images:
         return image_folders.images(path, image_size, mask)
-    if read is formats.npz:
-        return formats.npz(path, mask)
+    if read is array_files.npz:
+        return array_files.npz(path, mask, mapped)
     if mask is not None:
         raise InputError(
             f"opt_out.mask: '{mask}', but {name} is neither an array file (.npz) nor a folder of images; use "
@@ -366,4 +380,8 @@ def _resized(samples: Samples, size: int | None, name: str) -> Samples:
         return samples
     if samples.x.dim() != 4:
         raise InputError(f"image_size: {size}, but {name} holds plain features, not images; leave it out")
-    return replace(samples, x=F.interpolate(samples.x, (size, size), mode="bilinear", antialias=True))
+    return replace(samples, x=transformed(samples.x, _scaled, size))
+
+
+def _scaled(x: Tensor, size: int) -> Tensor:
+    return F.interpolate(x, (size, size), mode="bilinear", antialias=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from mutua.data.mapped_rows import joined, transformed
 from mutua.data.partitions import Deal, Domains, Partition, Rotated, apportion, cut, dealing_seed
 from mutua.data.samples import Samples, with_known_classes
 from mutua.data.transforms import rotate
@@ -276,7 +277,7 @@ def _seen(samples: Samples, deal: Deal, k: int) -> Samples:
     """The samples as client k has them: turned by its angle, if it has one, which is then its domain."""
     if not deal.angles:
         return samples
-    turned = rotate(samples.x, deal.angles[k])
+    turned = transformed(samples.x, rotate, deal.angles[k])
     return replace(samples, x=turned, domain=torch.full_like(samples.y, k), domains=tuple(deal.ids))
 
 
@@ -286,7 +287,7 @@ def _union(several: list[Samples]) -> Samples:
     marks = [s.opted_out if s.opted_out is not None else torch.zeros(len(s), dtype=torch.bool) for s in several]
     return replace(
         several[0],
-        x=torch.cat([s.x for s in several]),
+        x=joined([s.x for s in several]),
         y=torch.cat([s.y for s in several]),
         domain=torch.cat(domains) if len(domains) == len(several) else None,
         opted_out=torch.cat(marks) if any(s.opted_out is not None for s in several) else None,

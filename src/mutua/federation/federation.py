@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 import torch
 
+from mutua.data.array_files import opened
+from mutua.data.layouts import Layout
 from mutua.data.partitions import Partition
 from mutua.data.public import Public, carve
 from mutua.data.public import dealt as shared_out
-from mutua.data.samples import Layout, Preprocess, Samples, concatenate, undeclared
+from mutua.data.samples import Preprocess, Samples, concatenate, undeclared
 from mutua.data.splits import ClientData, DealtSamples, Split, split_and_deal
 from mutua.errors import InputError
 from mutua.federation.client import Client
@@ -163,6 +165,7 @@ class Federation:
     ) -> Federation:
         """A federation of arrays or tensors, dealt to clients by a partition.
 
+        `x` that NumPy has mapped, or the path of an .npy file, stays there until a client works with its samples.
         `models` is one model for all or one per client: a name, a factory or class, or an `nn.Module`.
         Without `test` a stratified part of the data is set aside (`split`). `opted_out` is true for each sample
         that is kept out of the federation. `layout` says where the channels are, where their number does not;
@@ -171,16 +174,15 @@ class Federation:
         """
         if y is None:
             raise InputError("y: missing; give the labels; a torch Dataset, which has both, goes to from_samples")
+        x, y = opened(x, y)
         if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
             raise InputError(f"test: a {type(test).__name__}; give two arrays, (x_test, y_test)")
         read: Any = {"preprocess": preprocess, "layout": layout, "channels": channels}
         train = Samples.of(x, y, classes=classes, domain=domain, opted_out=opted_out, **read)
         given = None
         if test is not None:
-            given = Samples.of(
-                *test, classes=train.classes, name="test", **{**read, "preprocess": train.preprocess}
-            )
-            given = replace(given, declared=train.declared)
+            read |= {"preprocess": train.preprocess, "classes": train.classes, "name": "test"}
+            given = replace(Samples.of(*opened(*test), **read), declared=train.declared)
         return cls.from_samples(
             train,
             given,
@@ -246,7 +248,7 @@ class Federation:
         template, labelled = self.clients[0].train, True
         like: dict[str, Any] = {"classes": template.classes, "preprocess": template.preprocess, "name": "public"}
         if isinstance(given, tuple | list) and len(given) == 2:
-            samples = Samples.of(*given, **like)
+            samples = Samples.of(*opened(*given), **like)
         elif hasattr(given, "shape"):
             samples, labelled = Samples.of(given, torch.zeros(len(given)), **like), False
         else:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mutua.data.mapped_rows import pieces
 from mutua.data.samples import Preprocess
 from mutua.errors import InputError, MutuaError, raised_at
 from mutua.federation.client import Client, build
@@ -100,7 +101,8 @@ def _unscaled(clients: Sequence[Client]) -> list[str]:
         x = client.train.x
         if x.dim() != 4 or x.dtype == torch.uint8 or client.train.preprocess != Preprocess():
             continue
-        low, high = float(x.min()), float(x.max())
+        ends = [(float(part.min()), float(part.max())) for part in pieces(x)]
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
         if low >= 0 and 127 < high <= 255:
             told.append(client.id)
     if not told:

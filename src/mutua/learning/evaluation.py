@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from mutua.data.mapped_rows import equal, in_memory
 from mutua.data.samples import Samples
 from mutua.learning.memory_layout import channels_last, laid_out
 from mutua.learning.task import Task
@@ -27,7 +28,7 @@ def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cp
     was_training, last = model.training, channels_last(model)
     model.eval()
     with torch.inference_mode():
-        given = (samples.preprocess(x.to(device)) for x in samples.x.split(BATCH))
+        given = (samples.preprocess(in_memory(x).to(device)) for x in samples.x.split(BATCH))
         parts = [model(laid_out(x) if last else x) for x in given]
     model.train(was_training)
     # Cloned: a tensor of inference mode could not be learned from.
@@ -49,8 +50,9 @@ def is_union(whole: Samples | None, parts: Sequence[Samples]) -> bool:
     if any((part.x.shape[1:], part.preprocess, part.classes) != like for part in parts):
         return False
     cut = [len(part) for part in parts]
-    pairs = zip(parts, whole.x.split(cut), whole.y.split(cut), strict=True)
-    return all(torch.equal(part.x, x) and torch.equal(part.y, y) for part, x, y in pairs)
+    if not torch.equal(torch.cat([part.y for part in parts]), whole.y):
+        return False
+    return all(equal(part.x, x) for part, x in zip(parts, whole.x.split(cut), strict=True))
 
 
 def measure(

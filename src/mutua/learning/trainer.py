@@ -81,7 +81,8 @@ class Loader:
         device: torch.device | str = "cpu",
         channels_last: bool = False,
     ) -> None:
-        self.samples, self.task, self.batch_size = samples, task, batch_size
+        # Read once, if it is in a file, rather than batch by batch.
+        self.samples, self.task, self.batch_size = samples.in_memory(), task, batch_size
         self.generator, self.join_single = generator, join_single
         self.augmentations, self.device, self.channels_last = augmentations, device, channels_last
 
@@ -112,7 +113,7 @@ class Loader:
         for start in range(0, len(cuts), several):
             block = cuts[start : start + several]
             order, sizes = torch.cat(list(block)), [len(cut) for cut in block]
-            x, y = (stored.index_select(0, order) for stored in (self.samples.x, self.samples.y))
+            x, y = (stored.index_select(0, order) for stored in (self.samples.inputs, self.samples.y))
             # Stored bytes are laid out and cross to a GPU, which makes numbers of them: a quarter of the traffic.
             if self.channels_last:
                 x = laid_out(x)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -94,25 +95,27 @@ class Participant:
         """The client's id."""
         return self._client.id
 
-    @property
+    # Data that is mapped is read once, and is in memory as long as the client works.
+
+    @cached_property
     def train(self) -> Samples:
         """All of its training samples."""
-        return self._client.train
+        return self._client.train.in_memory()
 
-    @property
+    @cached_property
     def val(self) -> Samples:
         """Its validation samples."""
-        return self._client.val
+        return self._client.val.in_memory()
 
-    @property
+    @cached_property
     def test(self) -> Samples:
         """Its test samples, which nothing may be trained or selected on."""
-        return self._client.test
+        return self._client.test.in_memory()
 
     @property
     def opted_in(self) -> Samples:
         """The training samples that the federation may learn from."""
-        return self._client.opted_in
+        return self.train if self._client.opt_in is None else self._client.opted_in.in_memory()
 
     @property
     def takes_part(self) -> bool:
@@ -122,7 +125,7 @@ class Participant:
     @property
     def samples(self) -> int:
         """n_k: how many training samples the federation may learn from."""
-        return len(self.opted_in)
+        return len(self._client.train) - self._client.opted_out
 
     @property
     def task(self) -> Task:

@@ -79,7 +79,7 @@ def _of_clients(
     notes: list[str] = []
     for data, members in groups.items():
         ids = sorted(members)
-        key = data.name, data.path, data.image_size, data.classes, data.layout, data.channels
+        key = data.name, data.path, data.image_size, data.classes, data.layout, data.channels, data.mapped
         at, who = f"clients.{ids[0]}.data", ", ".join(ids)
         if key in sources:
             notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")
@@ -99,7 +99,8 @@ def _of_clients(
 def _load(data: Data, data_dir: PathLike | None, opt_out: OptOut | None, at: str = "data") -> Source:
     """The samples; `at` is where in the recipe they are named. A relative path starts at the current folder."""
     given: dict[str, Any] = {name: getattr(data, name) for name in ("path", "image_size", "classes")}
-    given |= {"layout": data.layout, "channels": data.channels, "mask": None if opt_out is None else opt_out.mask}
+    given |= {name: getattr(data, name) for name in ("layout", "channels", "mapped")}
+    given["mask"] = None if opt_out is None else opt_out.mask
     try:
         return load(data.name, data_dir=data_dir, **given)
     except InputError as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from mutua.data.samples import Layout
+from mutua.data.layouts import Layout
 from mutua.data.splits import Split
 from mutua.errors import InputError
 from mutua.models import Architecture
@@ -27,6 +27,7 @@ class Data(_Section):
     classes: tuple[str, ...] | None = Field(None, min_length=1)
     layout: Layout | None = None
     channels: Literal[3] | None = None
+    mapped: bool | None = None
     samples_per_client: int | None = Field(None, ge=1)
     test_samples: int | None = Field(None, ge=1)
     split: Split = Field(default_factory=Split)

@@ -63,7 +63,7 @@ def _censored(client: ClientData, censor: str) -> ClientData:
     if opted_out is None or not bool(opted_out.any()):
         return client
     secret = client.train.take(opted_out.nonzero()[:, 0])
-    shown = import_object(censor, "opt_out.censor")(secret.x.clone())
+    shown = import_object(censor, "opt_out.censor")(secret.inputs.clone())
     if not isinstance(shown, Tensor) or (shown.shape, shown.dtype) != (secret.x.shape, secret.x.dtype):
         raise InputError(f"opt_out.censor: '{censor}' must give a tensor of the shape and type it was given")
     train = concatenate([client.train, replace(secret, x=shown)])

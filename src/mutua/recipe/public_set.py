@@ -9,9 +9,10 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from mutua.data import formats
+from mutua.data import array_files
+from mutua.data.layouts import fitting
 from mutua.data.public import Public, dealt
-from mutua.data.samples import Samples, concatenate, fitting
+from mutua.data.samples import Samples, concatenate
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.support.configuration import Spec
@@ -53,8 +54,9 @@ def with_public_set(
 
 
 def _read(path: Path, labelled: bool, federation: Federation, seed: int) -> Public:
-    held = formats.npz_file(path)
-    if "x" not in held:
+    inputs, held = array_files.named_arrays(path, None)
+    x = inputs.get("x", held.get("x"))
+    if x is None:
         raise InputError(f"public.path: {path} has no array 'x' (it has {', '.join(held) or 'none'})")
     template = federation.clients[0].train
     labels = held.get("y")
@@ -62,12 +64,12 @@ def _read(path: Path, labelled: bool, federation: Federation, seed: int) -> Publ
         raise InputError(f"public.labelled: true, but {path} has no array 'y'; set it to false")
     names = None if (found := held.get("classes")) is None else found.tolist()
     samples = Samples.of(
-        held["x"],
-        np.zeros(len(held["x"])) if labels is None else labels,
+        x,
+        np.zeros(len(x)) if labels is None else labels,
         classes=template.classes if labels is None else names,
         preprocess=template.preprocess,
         name=str(path),
-        **fitting(held["x"].shape, template.x.shape[1:]),
+        **fitting(x.shape, template.x.shape[1:]),
     )
     if samples.x.shape[1:] != template.x.shape[1:] or samples.x.dtype != template.x.dtype:
         raise InputError(

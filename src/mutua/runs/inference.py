@@ -11,8 +11,9 @@ from typing import Any, TextIO
 import numpy as np
 from torch import Tensor
 
-from mutua.data import formats, image_folders, sources
-from mutua.data.samples import Samples, fitting
+from mutua.data import array_files, image_folders, sources
+from mutua.data.layouts import fitting
+from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.runs.predictor import expect
 from mutua.runs.saved_models import SavedModel
@@ -76,7 +77,7 @@ def _read(
             return Samples.of(plain, np.zeros(len(plain)), name=str(path), **read), None, names
         samples = sources.load("folder", path=path, image_size=image_size, fits=wanted).train
     else:
-        held = formats.npz_file(path)
+        held = array_files.npz_file(path)
         key = next((key for key in ("x", "x_test") if key in held), None)
         if key is None:
             raise InputError(f"{path} has no array 'x' or 'x_test' (it has {', '.join(held) or 'none'})")

@@ -23,6 +23,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
+from mutua.data.mapped_rows import MappedRows, in_memory
 from mutua.data.samples import Samples
 from mutua.errors import InputError, line
 from mutua.federation.federation import Federation
@@ -108,7 +109,7 @@ def hash_inputs(recipe: Recipe, federation: Federation, show: HashProgress | Non
     return Inputs(recipe=recipe.dump(), sums=_sums(dict(_held(recipe, federation)), show))
 
 
-HashedPart = bytes | Tensor | Path
+HashedPart = bytes | Tensor | MappedRows | Path
 
 
 def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[HashedPart]]]:
@@ -145,7 +146,7 @@ def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Ha
 
 
 def _samples(samples: Samples) -> list[HashedPart]:
-    arrays = [samples.x, samples.y, samples.domain, samples.opted_out]
+    arrays: list[Tensor | MappedRows | None] = [samples.x, samples.y, samples.domain, samples.opted_out]
     return [
         repr((samples.classes, samples.preprocess, samples.domains)).encode(),
         *(a for a in arrays if a is not None),
@@ -248,10 +249,13 @@ def _sums(held: Mapping[str, Sequence[HashedPart]], show: HashProgress | None) -
 
 def _pieces(part: HashedPart) -> Iterator[HashedPart]:
     """Parts that many threads can hash at once."""
-    if not isinstance(part, Tensor):
+    if not isinstance(part, Tensor | MappedRows):
         yield part
         return
     yield repr((tuple(part.shape), part.dtype)).encode()
+    if isinstance(part, MappedRows):  # the pieces that a tensor has, each read where it is hashed
+        yield from part.split(max(1, CHUNK // (part.shape[1:].numel() * part.dtype.itemsize)))
+        return
     flat = part.detach().reshape(len(part), -1) if part.dim() and len(part) else part.detach().reshape(1, -1)
     rows = max(1, CHUNK // max(1, flat[0].nbytes))
     yield from flat.split(rows)
@@ -260,11 +264,12 @@ def _pieces(part: HashedPart) -> Iterator[HashedPart]:
 def _size(piece: HashedPart) -> int:
     if isinstance(piece, Path):
         return piece.stat().st_size if piece.is_file() else 0
-    return piece.nbytes if isinstance(piece, Tensor) else len(piece)
+    return piece.nbytes if isinstance(piece, Tensor | MappedRows) else len(piece)
 
 
 def _digest(piece: HashedPart) -> bytes:
-    if isinstance(piece, Tensor):
+    if isinstance(piece, Tensor | MappedRows):
+        piece = in_memory(piece)
         return hashlib.sha256(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data).digest()
     if isinstance(piece, bytes):
         return hashlib.sha256(piece).digest()

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mutua.data.samples import Samples, fitting
+from mutua.data.layouts import fitting
+from mutua.data.mapped_rows import MappedRows
+from mutua.data.samples import Samples
 from mutua.errors import InputError
 from mutua.learning.evaluation import probabilities
 from mutua.learning.task import Task
@@ -58,6 +60,6 @@ def expect(template: Samples, given: Samples, name: str) -> None:
         raise InputError(f"{name}: samples are {_kind(given.x)}; the model takes {_kind(template.x)}")
 
 
-def _kind(x: Tensor) -> str:
+def _kind(x: Tensor | MappedRows) -> str:
     """The shape and type of a sample in words."""
     return f"{tuple(x.shape[1:])} {'bytes (0 to 255)' if x.dtype == torch.uint8 else 'floating numbers'}"

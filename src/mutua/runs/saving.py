@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import yaml
 
+from mutua.data.mapped_rows import pieces
 from mutua.data.sources import PYTHON
 from mutua.federation.federation import Federation
 from mutua.federation.module_pool import Modules
@@ -98,6 +99,7 @@ def _digest(federation: Federation) -> str:
     for client in sorted(federation.clients, key=lambda client: client.id):
         for samples in (client.train, client.val, client.test):
             found.update(repr((client.id, samples.classes, tuple(samples.x.shape), samples.x.dtype)).encode())
-            found.update(samples.x.contiguous().numpy().data)
+            for part in pieces(samples.x):
+                found.update(part.contiguous().numpy().data)
             found.update(samples.y.contiguous().numpy().data)
     return found.hexdigest()[:16]
