@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch._utils import _rebuild_meta_tensor_no_storage, _rebuild_tensor_v2
 
 from mutua import Architecture, InputError, Message, MutuaError, Recipe, Refused, load
@@ -534,3 +536,51 @@ def test_no_more_memory_is_taken_than_is_said(run: Path, tmp_path: Path) -> None
     assert said.pop("message: 40,000 arrays") == said.pop("events") == said.pop("manifest") == "read"
     assert "read" not in said.values()
     assert max(peak for _, _, peak in found) - found[0][2] < 400 * 2**20, found
+
+
+def test_a_mapped_file_is_what_the_library_reads_and_its_arrays_may_be_changed(tmp_path: Path) -> None:
+    arrays = {"a": torch.randn(3, 5), "b": torch.arange(4), "none": torch.empty(0, 2), "one": torch.tensor(True)}
+    path = tmp_path / "a.safetensors"
+    save_file(arrays, path, {"mutua": "x"})
+    found, metadata = safe_reading.map_arrays(path)
+    expected = load_file(path)
+    assert metadata == {"mutua": "x"} and found.keys() == expected.keys()
+    assert all(
+        torch.equal(found[name], array) and found[name].dtype == array.dtype for name, array in expected.items()
+    )
+    found["a"].zero_()
+    assert torch.equal(safe_reading.map_arrays(path)[0]["a"], arrays["a"])
+    path.unlink()
+    assert torch.equal(found["b"], arrays["b"])
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"dtype": "F32", "shape": [4], "data_offsets": [0, 12]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]},
+        {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]},
+        {"dtype": "F99", "shape": [4], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": "4", "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [4]},
+        [],
+    ],
+)
+def test_a_file_whose_header_lies_is_not_mapped(about: Any, tmp_path: Path) -> None:
+    header = json.dumps({"w": about}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    with pytest.raises(safe_reading.Unreadable):
+        safe_reading.map_arrays(tmp_path / "a.safetensors")
+
+
+def test_mapping_loses_no_objects(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({f"w{i}": torch.ones(3) for i in range(20)}, path)
+    safe_reading.map_arrays(path)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(100):
+        safe_reading.map_arrays(path)
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 500  # 4,000 with safetensors' own load_file
