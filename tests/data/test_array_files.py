@@ -153,6 +153,7 @@ made = pytest.mark.parametrize("make", [packed, loose])
         head((12, 4), "<c8") + bytes(12 * 4 * 8),
         head((12, 4), "|b1") + bytes(12 * 4),
         head((12, 0)),
+        head((2**40, 0)),
         head((12,)) + bytes(12),
     ],
 )

@@ -162,7 +162,7 @@ class _Head:
 
     def rows(self, path: Path, offset: int, size: int, mapped: bool | None, what: str) -> MappedRows | None:
         """The rows of an array that may stay in its file; None if it is to be read, and refused if it is bad."""
-        if self.dtype.kind not in "biuf" or len(self.shape) < 2 or min(self.shape) < 0:
+        if self.dtype.kind not in "biuf" or len(self.shape) < 2 or min(self.shape) < 1:
             return None
         if mapped is None and (self.nbytes < MAPPED_FROM or self.fortran):
             return None
