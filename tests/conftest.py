@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
+import shutil
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +21,9 @@ import pytest
 import torch
 import yaml
 from hypothesis import HealthCheck, settings
+from rich.console import Console
 from torch import nn
+from typer.testing import CliRunner
 
 import mutua
 from mutua import Architecture, Client, Federation, Message, Plan, Samples
@@ -29,11 +36,17 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import State, Store
 from mutua.methods import Method
 from mutua.methods.base import Job
+from mutua.reports import console
+from mutua.reports.document import Report
+from mutua.reports.html import html_page
+from mutua.reports.report import compose
+from mutua.reports.study import read_study
 from mutua.rounds.events import Event
 from mutua.rounds.loop import Rounds
 from mutua.rounds.preparation import Prepared
 from mutua.seeds import torch_stream
 from mutua.support.tensor_files import Tensors
+from reading_reports import METHODS
 
 torch.set_num_threads(1)
 
@@ -243,6 +256,14 @@ def identical() -> Callable[[Tensors, Tensors], bool]:
 
 
 @pytest.fixture
+def double() -> Iterator[None]:
+    """New arrays are float64, so that a calculation by hand can be compared to the last digits."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def modules() -> Modules:
     """Built models, as one engine has them."""
     return Modules(torch.device("cpu"))
@@ -304,10 +325,17 @@ def command(
 
 
 @pytest.fixture
-def broken_off(command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder x of a run that was stopped by Ctrl-C in its second round of three."""
-    from mutua.federation.store import Store
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """stdout as an 80-column file has it."""
+    file = io.StringIO()
+    plain = Console(file=file, width=80, markup=False, emoji=False, highlight=False)
+    monkeypatch.setattr(console, "out", plain)
+    return file.getvalue
 
+
+@contextmanager
+def interrupted_in_round_2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As by Ctrl-C, after the first client's commit of round 2."""
     commit = Store.commit
 
     def stop(store: Store, round: int, *rest: Any) -> None:
@@ -317,6 +345,13 @@ def broken_off(command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "commit", stop)
+        yield
+
+
+@pytest.fixture
+def broken_off(command: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder x of a run that was stopped by Ctrl-C in its second round of three."""
+    with interrupted_in_round_2(monkeypatch):
         done = command("run", "tiny.yaml", "--set", "rounds=3", "--set", "checkpoints.seconds=0", "--out", "x")
     assert done.code == 1 and done.err.endswith("mutua: stopped by Ctrl-C; to go on: mutua run --resume x\n")
     return tmp_path / "x"
@@ -350,6 +385,50 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
         return known[key]
 
     return make
+
+
+# A comparison, and its report
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of four methods over two seeds. Tests that change it use `compared_copy`."""
+    from mutua.cli.app import app
+
+    place = tmp_path_factory.mktemp("compared")
+    # Three digits each, so that clients differ; enough learning for accuracies to differ too.
+    harder = {"partition": {"kind": "shards", "clients": 3, "shards_per_client": 3}, "rounds": 3}
+    data = {"name": "mnist5k", "samples_per_client": 60}
+    optimizer = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    recipe = {**TINY, **harder, "data": data, "models": {"global": "mlp"}, "optimizer": optimizer}
+    (place / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    words = ["compare", place / "recipe.yaml", "--methods", ",".join(METHODS), "--seeds", "0,1", "--workers", 1]
+    CliRunner().invoke(app, [*map(str, words), "--out", str(place / "out"), "--json"], catch_exceptions=False)
+    return place / "out"
+
+
+@pytest.fixture(scope="session")
+def compared_report(compared: Path) -> Report:
+    """The report on that comparison."""
+    return compose(read_study(compared))
+
+
+@pytest.fixture(scope="session")
+def compared_page(compared_report: Report) -> str:
+    """The HTML page of that report."""
+    return html_page(compared_report)
+
+
+@pytest.fixture
+def compared_copy(compared: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, for tests that change it."""
+    return Path(shutil.copytree(compared, tmp_path / "copy"))
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 # Figures of the attack (tests/attack), which are told at the end
@@ -392,6 +471,38 @@ def work(
     found = transaction({client.id: store}, round, {client.id: brief}, performer)[client.id]
     assert isinstance(found, Reply)
     return found
+
+
+def assert_repeatable(run: Simulation, identical: Callable[[Tensors, Tensors], bool], modules: Modules) -> None:
+    """Client b alone, with its store and the briefs of a run: the same replies, also where a brief comes twice."""
+    store, b, last = Store(), run.federation["b"], run.job.plan.rounds + 1
+    for round in range(last + 1):
+        verb: Verb = "start" if round == 0 else "finish" if round == last else "train"
+        brief = run.engine.briefs.get((round, "b"))
+        first = work(run.job, b, store, verb, round, brief, modules)
+        state = store.state
+        again = work(run.job, b, store, verb, round, brief, modules)
+        assert store.state is state
+        assert again.terms == first.terms and again.seconds == 0
+        assert state.keys() == run.engine.kept[round, "b"].keys()
+        assert all(identical(state[group], run.engine.kept[round, "b"][group]) for group in state)
+        if verb == "train":
+            assert first.message is not None and again.message is not None
+            sent = run.engine.replies[round, "b"].message
+            assert sent is not None
+            assert first.message.encode() == again.message.encode() == sent.encode()
+
+
+def exact_epsilon(sigma: float, times: int, delta: float) -> float:
+    """ε of so many Gaussian mechanisms, which are one of noise σ/√times: Balle and Wang 2018, Theorem 8."""
+    from scipy import optimize, stats
+
+    mu = math.sqrt(times) / sigma
+
+    def spent(eps: float) -> float:
+        return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
+
+    return float(optimize.brentq(spent, 0, 500))
 
 
 # A small federation of arrays, as users of Python have them

@@ -522,3 +522,17 @@ def test_the_picture_is_a_picture() -> None:
     with Image.open(ROOT / "docs" / "images" / "demo.png") as image:
         image.verify()
         assert image.format == "PNG" and image.width >= 600
+
+
+def test_documents_and_examples_import_from_public_places() -> None:
+    """From `mutua` and from those of its packages that say what is public, never from the modules inside."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    found = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(
+            r"^\s*(?:from|import) (mutua\.[\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert found
+    assert not {(page, name) for page, name in found if not hasattr(importlib.import_module(name), "__all__")}

@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from mutua import Federation
 from mutua.methods import FML
-from mutua.seeds import derive, numpy_stream, private, public, torch_stream
+from mutua.seeds import derive, normals, numpy_stream, private, public, torch_stream, uniforms
 
 paths = st.lists(st.integers(-5, 2**63) | st.text(max_size=6), max_size=4)
 
@@ -93,3 +94,14 @@ def test_personals_and_global_start_apart(
     # Every client forks the same global.
     first = [run.engine.briefs[1, client].encode() for client in "abc"]
     assert first[0] == first[1] == first[2]
+
+
+def test_numbers_of_the_systems_source_are_normal_and_uniform_and_never_the_same() -> None:
+    drawn = normals(100_001, None, torch.float64)
+    assert drawn.shape == (100_001,) and drawn.dtype == torch.float64
+    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-4
+    assert abs(np.corrcoef(drawn[:50_000], drawn[50_000:-1])[0, 1]) < 0.02  # the two of each pair
+    assert stats.kstest(uniforms(100_000, None).numpy(), "uniform").pvalue > 1e-4
+    assert not torch.equal(drawn, normals(100_001, None, torch.float64))
+    assert normals(0, None).shape == (0,) and normals(3, None).dtype == torch.float32
+    assert torch.equal(normals(5, torch_stream(1)), torch.randn(5, generator=torch_stream(1)))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mutua.reports.saved_run import SavedRun as SavedRun
     from mutua.reports.saved_run import open_run as open_run
     from mutua.reports.writing import report as report
+    from mutua.rounds import events as events
     from mutua.runs.result import Result as Result
     from mutua.runs.run import run as run
     from mutua.studies.comparison import Comparison as Comparison
@@ -75,6 +76,7 @@ _HOMES = {
     "Privacy": "mutua.federation.privacy",
     "Recipe": "mutua.recipe.recipe",
     "report": "mutua.reports.writing",
+    "events": "mutua.rounds.events",
     "Result": "mutua.runs.result",
     "run": "mutua.runs.run",
 }

@@ -1,6 +1,5 @@
 """The command line in a process of its own: few tests, because each waits for torch."""
 
-import csv
 import os
 import pty
 import re
@@ -15,12 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from conftest import csv_rows
+
 SAVED = "saved in x\na page of it: mutua report x"
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def mutua_at(folder: Path, *words: str, **given: Any) -> subprocess.Popen[str]:
@@ -53,9 +49,9 @@ def test_ctrl_c_in_mid_run(place: Path) -> None:
     waiting = "Ctrl-C: finishing what has begun, then saving; once more does not wait"
     told = r"tiny: round \d+/1000000, global [\d.]+ %, clients [\d.]+ %"
     assert all(line == waiting or re.fullmatch(told, line) for line in progress)
-    rounds = [int(row["round"]) for row in rows(history)]
+    rounds = [int(row["round"]) for row in csv_rows(history)]
     assert rounds == sorted(rounds) and rounds[-1] > 1
-    assert int(rows(place / "x" / "ledger.csv")[-1]["round"]) == rounds[-1]
+    assert int(csv_rows(place / "x" / "ledger.csv")[-1]["round"]) == rounds[-1]
 
 
 def test_bars_move_in_a_terminal_while_stdout_stays_clean(place: Path) -> None:

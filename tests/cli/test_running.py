@@ -1,6 +1,5 @@
 """`mutua run`, new and resumed, as people and scripts use it."""
 
-import csv
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from conftest import csv_rows
 from mutua.runs.folder import RunFolder
 
 Command = Callable[..., Any]
@@ -19,15 +19,10 @@ REPORT = {"method", "seed", "rounds", "global", "clients", "bytes", "privacy", "
 SAVED = "saved in x\na page of it: mutua report x"
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def last(folder: Path, client: str, model: str) -> float:
     """The last test accuracy that the history has."""
     wanted = {"client": client, "model": model, "split": "test", "metric": "accuracy"}
-    return float([r for r in rows(folder / "history.csv") if wanted.items() <= r.items()][-1]["value"])
+    return float([r for r in csv_rows(folder / "history.csv") if wanted.items() <= r.items()][-1]["value"])
 
 
 def test_run_prints_a_table_and_leaves_a_folder(command: Command, tmp_path: Path) -> None:
@@ -72,7 +67,7 @@ def test_json_has_these_keys_and_these_numbers(command: Command, tmp_path: Path,
         shared = last(tmp_path / "x", client["id"], "global") if shares else None
         assert client["accuracy"] == {"predictor": own, "global": shared}
     sent = dict.fromkeys(("up", "down"), 0)
-    for entry in rows(tmp_path / "x" / "ledger.csv"):
+    for entry in csv_rows(tmp_path / "x" / "ledger.csv"):
         sent[entry["direction"]] += int(entry["bytes"])
     assert report["bytes"] == sent and (sent["up"] > 0) == shares
 
@@ -157,7 +152,7 @@ def test_clients_with_data_models_and_classes_of_their_own(command: Command, tmp
     assert all(client["accuracy"]["predictor"] is not None for client in report["clients"])
     run = RunFolder.open(tmp_path / "x")
     assert run.client("a").card.classes == ("ant", "bee") and run.client("b").card.classes == ("bee", "cat", "dog")
-    weights = {entry["name"] for entry in rows(tmp_path / "x" / "ledger.csv")}
+    weights = {entry["name"] for entry in csv_rows(tmp_path / "x" / "ledger.csv")}
     assert weights == {"global", "meme", ""}
 
 
@@ -177,7 +172,7 @@ def test_resume_says_what_it_steps_over(command: Command, broken_off: Path) -> N
     newest.write_text("{}")
     done = command("run", "--resume", "x", "--json")
     assert done.err.splitlines() == [
-        f"note: checkpoint {newest.name} is damaged (its checksum is wrong); it is stepped over",
+        f"note: checkpoint {newest.name} is damaged (its checksum is wrong); it is ignored",
         *SAVED.splitlines(),
     ]
     assert json.loads(done.out)["rounds"] == 3

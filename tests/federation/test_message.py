@@ -1,4 +1,4 @@
-"""Messages as bytes: their length from shapes alone, there and back to the bit, and nothing else is let in."""
+"""Messages: as bytes, there and back to the bit; nothing else is let in, and nothing undeclared may leave."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch import Tensor
 
 from mutua import Kind, Message, Refused
-from mutua.federation.message import Part, count, weights
+from mutua.federation.message import NUMBERS, Part, count, may_leave, weights
 from mutua.seeds import torch_stream
 
 DTYPES = [
@@ -50,6 +51,19 @@ def content(message: Message) -> dict[str, Any]:
         name: (part.kind, {k: (a.dtype, a.shape, a.tolist()) for k, a in part.arrays.items()})
         for name, part in message.items()
     }
+
+
+@given(messages)
+def test_the_bytes_are_those_that_safetensors_writes(message: Message) -> None:
+    named = {f"{p.kind}/{n}/{k}": a.clone() for n, p in message.items() for k, a in p.arrays.items()}
+    assert message.encode() == save(named)
+
+
+def test_arrays_that_share_memory_or_lie_otherwise_are_written_whole() -> None:
+    whole = torch.arange(6.0, requires_grad=True).reshape(2, 3)
+    message = Message(meme=weights({"a": whole, "tied": whole, "turned": whole.T, "row": whole[1]}))
+    apart = {f"weights/meme/{k}": a.detach().contiguous().clone() for k, a in message.arrays("meme").items()}
+    assert message.encode() == save(apart)
 
 
 @given(messages)
@@ -181,3 +195,113 @@ def test_a_message_comes_back_with_the_names_it_was_sent_with() -> None:
     assert list(Message.decode(sent.encode()).arrays("my part")) == ["a/b.c"]
     with pytest.raises(ValueError, match="'my/part'"):
         Message(**{"my/part": weights({})})
+
+
+# What may leave
+
+
+MEME = weights({"body.weight": torch.zeros(2, 3), "body.bias": torch.zeros(2)})
+BRIEF = Message(**{"global": MEME})
+NORMED = {
+    "body.weight": torch.zeros(2, 3),
+    "norm.num_batches_tracked": torch.tensor(3),
+    "norm.mask": torch.tensor([True, False]),
+}
+
+
+def test_what_is_declared_may_leave() -> None:
+    shares = {Kind.WEIGHTS: "meme", Kind.COUNT: "samples"}
+    may_leave(None, {}, None)
+    may_leave(None, shares, BRIEF)
+    may_leave(Message(meme=MEME, samples=count(3)), shares, BRIEF)
+    may_leave(Message(meme=MEME), shares, BRIEF)
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (Message(meme=MEME, samples=count(3)), "count 'samples'"),
+        (Message(personal=MEME), "weights 'personal'"),
+        (Message(meme=Part(Kind.METRIC, {"": torch.tensor(1.0)})), "metric 'meme'"),
+        (Message(meme=MEME, personal=MEME), "weights 'personal'"),
+        (Message(meme=weights({**MEME.arrays, "head.weight": torch.zeros(3)})), "'head.weight'"),
+        (Message(meme=weights({"": torch.zeros(3)})), "weights ''"),
+        (Message(meme=weights({"body.weight": torch.zeros(3, dtype=torch.complex64)})), "torch.complex64"),
+    ],
+)
+def test_what_is_not_declared_is_refused_by_name(message: Message, named: str) -> None:
+    with pytest.raises(Refused) as refused:
+        may_leave(message, {Kind.WEIGHTS: "meme"}, BRIEF)
+    assert named in str(refused.value)
+
+
+def test_without_a_brief_no_weights_may_leave() -> None:
+    for brief in (None, Message(), Message(samples=count(1))):
+        with pytest.raises(Refused, match=r"weights 'body\."):
+            may_leave(Message(meme=MEME), {Kind.WEIGHTS: "meme"}, brief)
+
+
+def test_a_count_is_one_number_and_hides_no_label_counts() -> None:
+    shares = {Kind.COUNT: "samples"}
+    for arrays in (
+        {"": torch.tensor([5, 0, 2])},
+        {"": torch.tensor(7), "labels": torch.tensor([5, 0, 2])},
+        {"labels": torch.tensor(5)},
+    ):
+        with pytest.raises(Refused, match=r"'samples'"):
+            may_leave(Message(samples=Part(Kind.COUNT, arrays)), shares, BRIEF)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "said"),
+    [
+        ("norm.num_batches_tracked", torch.tensor(1000), "may not leave; whole numbers go back as they came"),
+        ("norm.mask", torch.tensor([True, True]), "may not leave; whole numbers go back as they came"),
+        ("norm.num_batches_tracked", torch.tensor(3.0), "are torch.float32 (), the global's torch.int64 ()"),
+        ("norm.num_batches_tracked", torch.tensor(3, dtype=torch.int32), "are torch.int32 ()"),
+        ("norm.num_batches_tracked", torch.arange(3), "are torch.int64 (3,), the global's torch.int64 ()"),
+        ("body.weight", torch.zeros(2, 4), "are torch.float32 (2, 4), the global's torch.float32 (2, 3)"),
+        ("body.weight", torch.zeros(2, 3).double(), "are torch.float64 (2, 3)"),
+    ],
+    ids=str,
+)
+def test_whole_numbers_go_back_as_they_came_and_nothing_changes_shape_or_type(
+    name: str, array: torch.Tensor, said: str
+) -> None:
+    shares, brief = {Kind.WEIGHTS: "meme"}, Message(**{"global": weights(NORMED)})
+    may_leave(Message(meme=weights({**NORMED, "body.weight": torch.ones(2, 3)})), shares, brief)
+    with pytest.raises(Refused) as refused:
+        may_leave(Message(meme=weights({**NORMED, name: array})), shares, brief)
+    assert f"weights '{name}' {said}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        torch.tensor(3.0),
+        torch.tensor(2.5),
+        torch.tensor(3, dtype=torch.int32),
+        torch.tensor(True),
+        torch.tensor(-1),
+        torch.tensor(2**60),
+    ],
+    ids=str,
+)
+def test_a_count_is_a_whole_number_of_its_type_and_range(found: torch.Tensor) -> None:
+    with pytest.raises(Refused, match=r"^count 'samples' may not leave; it is not a whole number"):
+        may_leave(Message(samples=Part(Kind.COUNT, {"": found})), {Kind.COUNT: "samples"}, BRIEF)
+
+
+@pytest.mark.parametrize("kind", [Kind.SCORES, Kind.PROBABILITIES, Kind.ENTROPY, Kind.ACCURACY])
+def test_what_is_real_numbers_is_not_whole_ones(kind: Kind) -> None:
+    one = torch.tensor(1) if kind in NUMBERS else torch.ones(2, 3, dtype=torch.int64)
+    may_leave(Message(said=Part(kind, {"": one.float()})), {kind: "said"}, None)
+    with pytest.raises(Refused, match=f"{kind} 'said' may not leave; it is whole numbers"):
+        may_leave(Message(said=Part(kind, {"": one})), {kind: "said"}, None)
+
+
+def test_a_number_that_is_declared_is_one_number() -> None:
+    for kind in (Kind.COUNT, Kind.ENTROPY, Kind.ACCURACY):
+        many = Message(part=Part(kind, {"": torch.arange(3.0)}))
+        with pytest.raises(Refused, match=f"{kind} 'part' may not leave; it is not one number"):
+            may_leave(many, {kind: "part"}, None)

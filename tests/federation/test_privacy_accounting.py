@@ -6,25 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate, optimize, stats
+from scipy import integrate, stats
 
+from conftest import exact_epsilon
 from mutua.federation.privacy_accounting import Uses, epsilon, rdp
-
-
-def exact(sigma: float, times: int, delta: float) -> float:
-    """ε of so many Gaussian mechanisms, which are one of noise σ/√times: Balle and Wang 2018, Theorem 8."""
-    mu = math.sqrt(times) / sigma
-
-    def spent(eps: float) -> float:
-        return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
-
-    return float(optimize.brentq(spent, 0, 500))
 
 
 @pytest.mark.parametrize(("sigma", "times"), [(1.0, 1), (1.0, 20), (4.0, 100), (30.0, 20), (0.7, 3), (60.0, 1)])
 @pytest.mark.parametrize("delta", [1e-5, 1e-8])
 def test_epsilon_is_a_bound_and_near_the_exact_one(sigma: float, times: int, delta: float) -> None:
-    use, least = Uses(sigma, 1.0, times), exact(sigma, times, delta)
+    use, least = Uses(sigma, 1.0, times), exact_epsilon(sigma, times, delta)
     assert epsilon([use], delta) == pytest.approx(least, rel=1e-6)
     assert least <= rdp([use], delta) <= 1.2 * least + 0.01
 

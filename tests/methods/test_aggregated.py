@@ -38,8 +38,7 @@ def shared(federate: Federate, nets: SimpleNamespace) -> Federation:
 @pytest.fixture
 def learn(simulate: Simulate) -> Callable[..., Any]:
     def go(method: Any, federation: Federation, **plan: Any) -> Any:
-        run = simulate(method, federation, **{**SETTINGS, **plan})
-        return run
+        return simulate(method, federation, **{**SETTINGS, **plan})
 
     return go
 

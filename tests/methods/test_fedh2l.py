@@ -19,11 +19,10 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import work
+from conftest import assert_repeatable
 from mutua import Architecture, Client, Federation, InputError, Kind, Message, Refused, Samples
 from mutua.data.public import Public, carve
 from mutua.federation.module_pool import Modules
-from mutua.federation.store import Store
 from mutua.federation.topology import Topology
 from mutua.methods import FedH2L, Part, Participant, number
 from mutua.rounds.events import Rejected, RoundStarted
@@ -90,8 +89,7 @@ def exchange(simulate: Simulate) -> Callable[..., Any]:
 
     def go(method: FedH2L, federation: Federation, **plan: Any) -> Any:
         plan = {"steps": 1, "optimizer": AMSGRAD, "evaluate_every": 1000} | plan
-        run = simulate(method, federation, **plan)
-        return run
+        return simulate(method, federation, **plan)
 
     return go
 
@@ -554,8 +552,7 @@ BROKEN: dict[str, tuple[Callable[[Message], Message], str]] = {
 def tampered(simulate: Simulate) -> Callable[..., Any]:
     def go(federation: Federation, change: Callable[[Message], Message], **plan: Any) -> Any:
         plan = {"rounds": 3, "steps": 1, "optimizer": AMSGRAD, "evaluate_every": 1000} | plan
-        run = simulate(FedH2L(), federation, tamper=said_by_b(change), **plan)
-        return run
+        return simulate(FedH2L(), federation, tamper=said_by_b(change), **plan)
 
     return go
 
@@ -725,21 +722,7 @@ def test_the_reply_to_a_brief_is_the_same_whoever_else_takes_part_and_however_of
     """Client b alone in the world with its store, the public set and the briefs of a run."""
     federation = peers(models=[nets.plain, nets.dropping, nets.normed, nets.wide])
     run = exchange(FedH2L(), federation, rounds=3)
-    store, b = Store(), federation["b"]
-    work(run.job, b, store, "start", 0, None, modules)
-    for round in (1, 2, 3, 4):
-        verb: Any = "train" if round < 4 else "finish"
-        brief = run.engine.briefs.get((round, "b"))
-        first = work(run.job, b, store, verb, round, brief, modules)
-        state = store.state
-        again = work(run.job, b, store, verb, round, brief, modules)
-        assert store.state is state
-        assert again.terms == first.terms and again.seconds == 0
-        assert all(identical(state[group], run.engine.kept[round, "b"][group]) for group in state)
-        if round < 4:
-            assert first.message is not None and again.message is not None
-            sent = run.engine.replies[round, "b"].message.encode()
-            assert first.message.encode() == again.message.encode() == sent
+    assert_repeatable(run, identical, modules)
 
 
 def test_after_last_work_that_failed_signals_are_taken_for_the_round_in_which_they_were_sent(

@@ -15,13 +15,12 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import work
+from conftest import assert_repeatable
 from mutua import Architecture, Federation, InputError, Kind, Message, Samples
 from mutua import run as run_method
 from mutua.data.partitions import IID
 from mutua.data.public import Public, carve
 from mutua.federation.module_pool import Modules
-from mutua.federation.store import Store
 from mutua.methods import FedMD, Part, Participant
 from mutua.rounds.events import Rejected, RoundStarted
 from mutua.seeds import private, public, torch_stream
@@ -33,13 +32,6 @@ Identical = Callable[[Tensors, Tensors], bool]
 
 SMALL = {"public_epochs": 2, "private_epochs": 1, "subset": 7}
 ADAM = {"name": "adam", "lr": 0.02}
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture
@@ -61,8 +53,7 @@ def learn(simulate: Simulate) -> Callable[..., Any]:
     """A run that keeps all that crossed."""
 
     def go(method: FedMD, federation: Federation, **plan: Any) -> Any:
-        run = simulate(method, federation, **{"optimizer": ADAM, "evaluate_every": 1000, **plan})
-        return run
+        return simulate(method, federation, **{"optimizer": ADAM, "evaluate_every": 1000, **plan})
 
     return go
 
@@ -386,15 +377,4 @@ def test_the_reply_to_a_brief_is_the_same_whoever_else_takes_part_and_however_of
     members: Any, learn: Any, identical: Identical, modules: Modules
 ) -> None:
     run = learn(FedMD(**SMALL), members(), rounds=2)
-    store, b = Store(), run.federation["b"]
-    for round, verb in enumerate(("start", "train", "train", "finish")):
-        brief = run.engine.briefs.get((round, "b"))
-        first = work(run.job, b, store, verb, round, brief, modules)  # type: ignore[arg-type]
-        state = store.state
-        again = work(run.job, b, store, verb, round, brief, modules)  # type: ignore[arg-type]
-        assert store.state is state
-        assert all(identical(state[group], run.engine.kept[round, "b"][group]) for group in state)
-        if verb == "train":
-            assert first.message is not None and again.message is not None
-            sent = run.engine.replies[round, "b"].message.encode()
-            assert first.message.encode() == again.message.encode() == sent
+    assert_repeatable(run, identical, modules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,13 +25,6 @@ from mutua.support.tensor_files import Tensors
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def label(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import work
+from conftest import assert_repeatable, work
 from mutua import Architecture, Client, Federation, InputError, Kind, Message, Samples, methods
 from mutua.data.public import Public
 from mutua.federation.module_pool import Modules
@@ -45,13 +45,6 @@ Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
 
 SHORT = {"patience": 2, "mixture_epochs": 6}
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def mask(n: int, out: Sequence[int]) -> Tensor:
@@ -604,19 +597,7 @@ def test_the_reply_to_a_brief_is_the_same_whoever_else_takes_part_and_however_of
 ) -> None:
     federation = opted(federate(models=nets.dropping, global_model=nets.normed), b=[1, 7])
     run = simulate(MixtureOfExperts(**SHORT), federation, rounds=2)
-    store, b = Store(), federation["b"]
-    for round, verb in enumerate(("start", "train", "train", "finish")):
-        brief = run.engine.briefs.get((round, "b"))
-        first = work(run.job, b, store, verb, round, brief, modules)  # type: ignore[arg-type]
-        state = store.state
-        again = work(run.job, b, store, verb, round, brief, modules)  # type: ignore[arg-type]
-        assert store.state is state
-        assert state.keys() == run.engine.kept[round, "b"].keys()
-        assert all(identical(state[group], run.engine.kept[round, "b"][group]) for group in state)
-        if verb == "train":
-            assert first.message is not None and again.message is not None
-            sent = run.engine.replies[round, "b"].message.encode()
-            assert first.message.encode() == again.message.encode() == sent
+    assert_repeatable(run, identical, modules)
 
 
 def test_a_partial_global_makes_an_expert_with_the_clients_own_adaptor(

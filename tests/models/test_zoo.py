@@ -7,8 +7,6 @@ from torch.nn import functional as F
 
 from mutua import Architecture, InputError
 from mutua.models import describe, head_of, names, shared_names
-from mutua.models.mobile import _interleave
-from mutua.models.parts import ConvPool
 
 SMALL = ["mlp", "lenet5", "cnn1", "cnn2", "cnn-5x5", "fmlu-cnn"]
 LARGE = [
@@ -265,13 +263,6 @@ def test_mobilenet_adds_where_the_shape_stays():
     torch.testing.assert_close(block(x), x + block.branch(x))
 
 
-def test_interleaving_is_concatenation_and_channel_shuffle():
-    a, b = torch.arange(3.0).reshape(1, 3, 1, 1), torch.arange(10.0, 13.0).reshape(1, 3, 1, 1)
-    expected = nn.ChannelShuffle(2)(torch.cat((a, b), 1))
-    assert torch.equal(_interleave(a, b), expected)
-    assert expected.flatten().tolist() == [0, 10, 1, 11, 2, 12]
-
-
 def test_a_shuffle_unit_passes_half_of_its_channels():
     unit = tiny("shufflenetv2").eval().stage1[1]
     x = torch.randn(2, 14, 8, 8)
@@ -291,24 +282,3 @@ def test_too_small_an_image_is_refused_by_model_and_size(name, least):
     assert str(error.value) == (
         f"models: '{name}': images of 96×{least - 1} pixels are too small; use {least} or more per side, or 'mlp'"
     )
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(("outputs", "groups"), [(1, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (13, 1), (6, 2)])
-def test_conv_pool_is_what_a_tutorial_writes(outputs, groups, layout):
-    """Whatever the number of channels, outputs and gradients are those of torch's layers one after the other."""
-    torch.manual_seed(outputs)
-    ours = ConvPool(4, outputs, 3, padding=1, groups=groups).to(memory_format=layout)
-    plain = nn.Sequential(nn.Conv2d(4, outputs, 3, padding=1, groups=groups), nn.ReLU(), nn.MaxPool2d(2))
-    plain[0].load_state_dict(ours.state_dict())
-    given = [torch.randn(5, 4, 30, 24).to(memory_format=layout).requires_grad_() for _ in range(2)]
-    given[1].data.copy_(given[0].data)
-    told = [model(x) for model, x in zip((ours, plain), given, strict=True)]
-    by = torch.randn_like(told[1])
-    for output in told:
-        output.backward(by)
-    torch.testing.assert_close(*told)
-    assert told[0].is_contiguous(memory_format=layout)
-    torch.testing.assert_close(given[0].grad, given[1].grad)
-    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad)

@@ -15,7 +15,6 @@ import pytest
 import mutua
 from mutua import InputError
 from mutua.data.partitions import IID
-from mutua.support.text import markup, printable, spreadsheet_csv
 
 NAMES = [
     "=HYPERLINK(1)",
@@ -68,13 +67,6 @@ def test_names_do_nothing_anywhere(run: Path, command: Any, tmp_path: Path) -> N
             assert not bad, (path, bad)
     head = next(csv.reader((tmp_path / "p.csv").open()))
     assert head[2:6] == ["'=HYPERLINK(1)", "'+1+cmd", "'-2+3", "'@SUM(A1)"] and head[6] == "\\x1b[2Jgone"
-
-
-def test_numbers_stay_numbers() -> None:
-    rows = [[-1.5, "-1.5", "-1e-3", 3, None, "plain", ""], ["-a", "=", "＝1", "\t=1", "\n=1"]]
-    assert spreadsheet_csv(rows) == "-1.5,-1.5,-1e-3,3,,plain,\n'-a,'=,'＝1,\\t=1,\\n=1\n"
-    assert printable("a\nb\x1b") == "a\nb\\x1b" and printable("x" * 50, 40) == "x" * 39 + "…"
-    assert markup("<\x1b>") == "&lt;\\x1b&gt;"
 
 
 def test_labels_of_a_grid_are_no_formulas(command: Any, tmp_path: Path) -> None:

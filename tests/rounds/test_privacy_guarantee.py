@@ -14,29 +14,18 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from scipy import optimize, stats
 
 import mutua
+from conftest import exact_epsilon
 from mutua import Ledger, Message, Plan
 from mutua.federation.privacy_accounting import Uses, epsilon, largest, rdp
 from mutua.methods import FML, FMLU, FedAvg, FineTuned, Independent, Participant, weights
 from mutua.methods.base import Job
 from mutua.rounds.participation import Participation
 from mutua.rounds.privacy_guarantee import Guarantee, guarantee
-from mutua.seeds import normals, torch_stream, uniforms
 from mutua.support.tensor_files import Tensors
 
 UNIFORM = FedAvg(weights="uniform")
-
-
-def exact(sigma: float, times: int, delta: float) -> float:
-    """ε of so many Gaussian mechanisms, which are one of noise σ/√times: Balle and Wang 2018, Theorem 8."""
-    mu = math.sqrt(times) / sigma
-
-    def spent(eps: float) -> float:
-        return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
-
-    return float(optimize.brentq(spent, 0, 500))
 
 
 def pld(noises: list[float], delta: float) -> float:
@@ -172,17 +161,6 @@ def test_who_has_opted_out_whole_has_nothing_to_account_for(
 # Randomness
 
 
-def test_numbers_of_the_systems_source_are_normal_and_uniform_and_never_the_same() -> None:
-    drawn = normals(100_001, None, torch.float64)
-    assert drawn.shape == (100_001,) and drawn.dtype == torch.float64
-    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-4
-    assert abs(np.corrcoef(drawn[:50_000], drawn[50_000:-1])[0, 1]) < 0.02  # the two of each pair
-    assert stats.kstest(uniforms(100_000, None).numpy(), "uniform").pvalue > 1e-4
-    assert not torch.equal(drawn, normals(100_001, None, torch.float64))
-    assert normals(0, None).shape == (0,) and normals(3, None).dtype == torch.float32
-    assert torch.equal(normals(5, torch_stream(1)), torch.randn(5, generator=torch_stream(1)))
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("level", ["client", "example"])
 def test_noise_does_not_repeat_unless_it_is_asked_for(level: str, workers: int, federate: Any) -> None:
@@ -306,7 +284,7 @@ def test_what_is_promised_by_hand(federate: Any) -> None:
     assert found.epsilon.messages == epsilon([Uses(2.0, 1.0, 3)], 1e-4)
     assert found.epsilon.globals == epsilon([Uses(4.0, 1.0, 3)], 1e-4)  # the noise of four is twice that of one
     assert found.epsilon.sampled is None
-    assert found.epsilon.messages == pytest.approx(exact(2.0, 3, 1e-4), rel=1e-6)
+    assert found.epsilon.messages == pytest.approx(exact_epsilon(2.0, 3, 1e-4), rel=1e-6)
     assert found.rdp.messages == rdp([Uses(2.0, 1.0, 3)], 1e-4)
     assert found.rdp.globals == rdp([Uses(4.0, 1.0, 3)], 1e-4)
 

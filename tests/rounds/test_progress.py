@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from mutua import Federation
 from mutua.errors import LeftOut
 from mutua.methods import FML
 from mutua.rounds import progress
-from mutua.rounds.events import Event, Finished
+from mutua.rounds.events import Event, Finished, Rejected, RoundEnded, Started
+from mutua.rounds.history import History
+from mutua.rounds.progress import ProgressBar
 from mutua.rounds.state import RunState
 from mutua.support.text import Sheet
 
@@ -129,3 +132,82 @@ def test_the_log_is_silent_until_a_program_asks(federate: Federate, capfd: pytes
 def test_a_command_shows_its_progress_once(command: Callable[..., Any]) -> None:
     done = command("run", "tiny.yaml")
     assert done.err.count("round 1/1") == 1 and "round" not in command("run", "tiny.yaml", "--json").err
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """stderr as an 80-column terminal has it."""
+    file = io.StringIO()
+    screen = Console(file=file, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr(progress, "err", screen)
+    return file.getvalue
+
+
+def history(round: int, shared: float, own: float) -> History:
+    made = History()
+    made.add(round, "global", "global", "test", "accuracy", shared)
+    made.add(round, "c0", "predictor", "test", "accuracy", own)
+    return made
+
+
+def started(rounds: int) -> Any:
+    return Started(SimpleNamespace(plan=SimpleNamespace(rounds=rounds)), None)  # type: ignore[arg-type]
+
+
+def ended(round: int, shared: float = 0.5, own: float = 0.75) -> Any:
+    return RoundEnded(round, history(round, shared, own), None)  # type: ignore[arg-type]
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.bars() as bars:
+        assert bars is None
+        bar = ProgressBar("mine", bars)
+        bar(started(4))
+        bar(ended(2))
+        unmeasured = history(2, 0.5, 0.75)
+        unmeasured.add(3, "c0", "meme", "train", "objective", 1.0)
+        for nothing_new in (unmeasured, history(2, 0.5, 0.75)):  # a round that is not evaluated says nothing
+            bar(RoundEnded(3, nothing_new, None))  # type: ignore[arg-type]
+        bar(Rejected(4, "c1", "it holds NaN"))
+        bar(Finished())
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "mine: round 2/4, global 50.0 %, clients 75.0 %",
+        "round 4: without c1: it holds NaN",
+    ]
+
+
+def test_bars_move_in_a_terminal(terminal: Callable[[], str]) -> None:
+    with progress.bars() as bars:
+        assert bars is not None
+        bar = ProgressBar("[mine]", bars)
+        bars.refresh()
+        bar(started(4))
+        for round in (1, 4):
+            bar(ended(round))
+            bars.refresh()
+        bar(Finished())
+    text = terminal()
+    places = [text.index(word) for word in ("starting", "round 1/4", "round 4/4")]
+    assert places == sorted(places) and "[mine]" in text
+    frames = [line for line in text.replace("\r", "\n").splitlines() if "round 4/4" in line]
+    assert "global 50.0 %, clients 75.0 %" in frames[-1]
+
+
+def test_many_runs_become_lines_above_the_bar_that_works(terminal: Callable[[], str]) -> None:
+    with progress.bars() as bars:
+        assert bars is not None
+        for name in ("first", "second"):
+            bar = ProgressBar(name, bars, keep=False)
+            bar(started(1))
+            bar(ended(1))
+            bar(Finished())
+        assert bars.tasks == []
+    assert "first: global 50.0 %, clients 75.0 %" in terminal()
+
+
+def test_no_bars_where_they_are_not_wanted(terminal: Callable[[], str]) -> None:
+    with progress.bars(wanted=False) as bars:
+        assert bars is None
+    assert terminal() == ""

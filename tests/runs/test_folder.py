@@ -1,6 +1,5 @@
 """The run folder: what is in it, that models come back bit for bit, and that a damaged one is one line."""
 
-import csv
 import json
 import math
 import shutil
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mutua
+from conftest import csv_rows
 from mutua import InputError, Recipe
 from mutua.methods import base
 from mutua.runs.execute import execute
@@ -33,11 +33,6 @@ QUICK = {
     "finetuned": {"tune_epochs": 2},
     "mixture": {"mixture_epochs": 2, "gate": {"name": "mlp", "width": 0.05}},
 }
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
@@ -85,10 +80,10 @@ def test_the_recipe_runs_again_to_the_same_bytes(finished: Finished, tmp_path: P
 
 def test_history_and_ledger_are_the_results(finished: Finished) -> None:
     folder, result = finished()
-    told = [tuple(row.values()) for row in rows(folder / "history.csv")]
+    told = [tuple(row.values()) for row in csv_rows(folder / "history.csv")]
     assert told == [tuple("" if v is None else str(v) for v in row) for row in result.history]
-    assert list(rows(folder / "history.csv")[0]) == ["round", "client", "model", "split", "metric", "value"]
-    told = [tuple(row.values()) for row in rows(folder / "ledger.csv")]
+    assert list(csv_rows(folder / "history.csv")[0]) == ["round", "client", "model", "split", "metric", "value"]
+    told = [tuple(row.values()) for row in csv_rows(folder / "ledger.csv")]
     assert told == [tuple(map(str, entry)) for entry in result.ledger]
 
 

@@ -15,8 +15,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from conftest import interrupted_in_round_2
 from mutua import Recipe
-from mutua.federation.store import Store
 from mutua.rounds.progress import Hashing
 from mutua.runs import inputs
 from mutua.runs.checkpoints import CheckpointFolder, _sum
@@ -92,15 +92,7 @@ SHARED: dict[str, Any] = {
 def stopped(command: Command, tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run that was stopped by Ctrl-C in its second round."""
     Path("recipe.yaml").write_text(yaml.safe_dump(tree))
-    commit = Store.commit
-
-    def stop(store: Store, round: int, *rest: Any) -> None:
-        commit(store, round, *rest)
-        if round == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "commit", stop)
+    with interrupted_in_round_2(monkeypatch):
         done = command("run", "recipe.yaml", "--out", "x")
     assert done.code == 1 and "to go on" in done.err, done.err
     return Path("x")

@@ -1,6 +1,5 @@
 """A run is recorded while it goes on; whatever stops it leaves what it had, or nothing if it had not begun."""
 
-import csv
 import os
 import resource
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from conftest import csv_rows
 from mutua import InputError, Recipe, RunError
 from mutua.runs import recording
 from mutua.runs.execute import execute
@@ -21,11 +21,6 @@ from mutua.support import safe_reading
 Finished = Callable[..., tuple[Path, Any]]
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_history_and_ledger_grow_with_the_rounds(tiny: dict[str, Any], tmp_path: Path) -> None:
     recipe = Recipe.of({**tiny, "rounds": 3})
     folder = Recorder.create("tiny", 0, tmp_path / "run")
@@ -33,7 +28,7 @@ def test_history_and_ledger_grow_with_the_rounds(tiny: dict[str, Any], tmp_path:
 
     def watch(event: Any) -> None:
         if type(event).__name__ == "Reached":
-            seen.append((len(rows(folder.path / "history.csv")), len(rows(folder.path / "ledger.csv"))))
+            seen.append((len(csv_rows(folder.path / "history.csv")), len(csv_rows(folder.path / "ledger.csv"))))
             assert not (folder.path / "run.json").exists()
 
     result = execute(recipe, recipe.federation(), folder, callbacks=[watch])
@@ -66,7 +61,7 @@ def test_what_stops_a_run_leaves_what_it_had(
     with pytest.raises(RunError, match=said) as caught:
         execute(recipe, recipe.federation(), folder, callbacks=[stop])
     assert str(folder.path) in str(caught.value)
-    assert {row["round"] for row in rows(folder.path / "history.csv")} == {"0", "1"}
+    assert {row["round"] for row in csv_rows(folder.path / "history.csv")} == {"0", "1"}
     assert (folder.path / "recipe.yaml").is_file() and not (folder.path / "run.json").exists()
 
 
@@ -83,7 +78,7 @@ def test_a_full_disk_is_one_line_and_the_history_is_kept(tiny: dict[str, Any], t
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(caught.value)
-    assert {row["round"] for row in rows(folder.path / "history.csv")} == {"0", "1"}
+    assert {row["round"] for row in csv_rows(folder.path / "history.csv")} == {"0", "1"}
     with pytest.raises(InputError, match=r"the run is not finished; to go on"):
         RunFolder.open(folder.path)
 

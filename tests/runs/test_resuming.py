@@ -337,7 +337,7 @@ LAST = {
 
 @pytest.mark.parametrize("harm", [cut, flip, Path.unlink], ids=["cut", "flipped", "gone"])
 @pytest.mark.parametrize("what", LAST)
-def test_a_damaged_checkpoint_is_said_and_stepped_over(what: str, harm: Any, stopped: Path, whole: Any) -> None:
+def test_a_damaged_checkpoint_is_said_and_ignored(what: str, harm: Any, stopped: Path, whole: Any) -> None:
     held = RunFolder(stopped).checkpoints
     client = next(c for c, file in held.kept[2].clients.items() if file.round == 2)
     harm(held.path / LAST[what].format(client=client))
@@ -346,7 +346,7 @@ def test_a_damaged_checkpoint_is_said_and_stepped_over(what: str, harm: Any, sto
         assert said == []  # then there is none
     else:
         (line,) = said
-        assert line.startswith("checkpoint ") and "damaged" in line and line.endswith("it is stepped over")
+        assert line.startswith("checkpoint ") and "damaged" in line and line.endswith("it is ignored")
         assert [e["text"] for e in RunFolder(stopped).events.read() if e["event"] == "note"] == said
     rounds = [e["round"] for e in RunFolder(stopped).events.read() if e["event"] == "resumed"]
     assert rounds == [1] and left(stopped) == whole("fmlu")[1]
@@ -358,8 +358,8 @@ def test_a_checkpoint_needs_the_rows_before_it(name: str, stopped: Path, whole: 
     mark = getattr(RunFolder(stopped).checkpoints.kept[2], name.partition(".")[0])
     os.truncate(stopped / name, mark.bytes - 3)
     said = go_on(stopped, whole("fmlu")[0])
-    torn = f"{name}: its last line is torn; it is stepped over"
-    assert said == [torn, f"checkpoint of round 2 is damaged ({name} is shorter than it was); it is stepped over"]
+    incomplete = f"{name}: its last line is incomplete; it is ignored"
+    assert said == [incomplete, f"checkpoint of round 2 is damaged ({name} is shorter than it was); it is ignored"]
     assert left(stopped) == whole("fmlu")[1]
 
 
@@ -373,7 +373,7 @@ def test_with_no_checkpoint_left_it_begins_anew(stopped: Path, whole: Any) -> No
 
 
 @pytest.mark.parametrize("end", [b'{"event": "trai', b"\0\0\0\n", b"\xff\n"])
-def test_a_torn_last_line_is_said_and_stepped_over(end: bytes, stopped: Path, whole: Any) -> None:
+def test_an_incomplete_last_line_is_said_and_ignored(end: bytes, stopped: Path, whole: Any) -> None:
     events = len(RunFolder(stopped).events.read())
     for name, rest in (("history.csv", b"2,c0,predictor,te"), ("ledger.csv", b"3,c1"), ("events.jsonl", end)):
         with (stopped / name).open("ab") as file:
@@ -381,7 +381,7 @@ def test_a_torn_last_line_is_said_and_stepped_over(end: bytes, stopped: Path, wh
     assert len(RunFolder(stopped).events.read()) == events
     said = go_on(stopped, whole("fmlu")[0])
     names = ("history.csv", "ledger.csv", "events.jsonl")
-    assert said == [f"{name}: its last line is torn; it is stepped over" for name in names]
+    assert said == [f"{name}: its last line is incomplete; it is ignored" for name in names]
     lines = (stopped / "events.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["event"] for line in lines[events : events + 2]] == ["resumed", "note"]
     assert left(stopped) == whole("fmlu")[1]

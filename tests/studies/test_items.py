@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from mutua import InputError
-from mutua.studies.measures import Measure
 from mutua.studies.papers import items
 from mutua.studies.papers.items import Item
 
@@ -100,24 +99,3 @@ def test_the_packages_items_are_whole_at_both_scales(name: str) -> None:
     item = items.load_item(name)
     for scale in ("laptop", "paper"):
         assert item.cells(scale)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("acc", ("acc", 0, "global", ())),
-        ("rounds_to(80)", ("rounds_to", 80.0, "global", ())),
-        ("bytes_to(62.5, predictor)", ("bytes_to", 62.5, "predictor", ())),
-        ("acc(0deg)", ("acc", 0, "global", ("0deg",))),
-        ("predictor(c0 c1)", ("predictor", 0, "global", ("c0", "c1"))),
-        ("spread_last_20(predictor)", ("spread_last_20", 0, "predictor", ())),
-    ],
-)
-def test_measures(text: str, found: tuple[Any, ...]) -> None:
-    assert Measure.of(text) == found
-
-
-@pytest.mark.parametrize("text", ["", "accuracy", "bytes_up(1)", "rounds_to", "rounds_to(0.8)", "bytes_to(80, a)"])
-def test_measures_that_are_none(text: object) -> None:
-    with pytest.raises(InputError, match="measure: "):
-        Measure.of(text)

@@ -1,6 +1,5 @@
 """Measures of a run's folder, by hand from its files."""
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from conftest import csv_rows
+from mutua import InputError
 from mutua.studies.measures import ABOUT, Measure, RunNumbers, uses_global_alone
 
 
@@ -18,14 +19,11 @@ def runs(finished: Callable[..., tuple[Path, Any]]) -> dict[str, Path]:
     return {name: finished(name, **rotated)[0] for name in ("fedavg", "independent")}
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def history(path: Path, client: str, model: str, metric: str = "accuracy") -> list[tuple[int, float]]:
     wanted = (client, model, "test", metric)
-    found = [r for r in rows(path / "history.csv") if (r["client"], r["model"], r["split"], r["metric"]) == wanted]
+    found = [
+        r for r in csv_rows(path / "history.csv") if (r["client"], r["model"], r["split"], r["metric"]) == wanted
+    ]
     return [(int(r["round"]), float(r["value"])) for r in found]
 
 
@@ -67,7 +65,7 @@ def test_rounds_and_bytes(runs: dict[str, Path]) -> None:
     first = next(round for round, v in curve if v == highest)
     assert value(path, f"rounds_to({100 * highest})") == first
     assert value(path, "rounds_to(100)") is None
-    ledger = rows(path / "ledger.csv")
+    ledger = csv_rows(path / "ledger.csv")
     up = [r for r in ledger if r["direction"] == "up"]
     assert value(path, f"bytes_to({100 * highest})") == sum(
         int(r["bytes"]) for r in up if int(r["round"]) <= first
@@ -111,3 +109,24 @@ def test_which_methods_use_the_global_alone(finished: Callable[..., tuple[Path, 
     methods = ("fml", "fedavg", "fedprox", tuned, "independent", "centralised")
     found = [name for name in methods if uses_global_alone(finished(name, rounds=0)[0])]
     assert found == ["fedavg", "fedprox", tuned]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("acc", ("acc", 0, "global", ())),
+        ("rounds_to(80)", ("rounds_to", 80.0, "global", ())),
+        ("bytes_to(62.5, predictor)", ("bytes_to", 62.5, "predictor", ())),
+        ("acc(0deg)", ("acc", 0, "global", ("0deg",))),
+        ("predictor(c0 c1)", ("predictor", 0, "global", ("c0", "c1"))),
+        ("spread_last_20(predictor)", ("spread_last_20", 0, "predictor", ())),
+    ],
+)
+def test_measures(text: str, found: tuple[Any, ...]) -> None:
+    assert Measure.of(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "accuracy", "bytes_up(1)", "rounds_to", "rounds_to(0.8)", "bytes_to(80, a)"])
+def test_measures_that_are_none(text: object) -> None:
+    with pytest.raises(InputError, match="measure: "):
+        Measure.of(text)

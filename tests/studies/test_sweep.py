@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import yaml
 
+from conftest import csv_rows
 from mutua.methods import FedAvg, Independent
 from mutua.recipe.recipe import expand
 from mutua.reports.sections.better_off import better_off_blocks
@@ -45,11 +46,6 @@ def gridded(command: Command, tmp_path: Path, tiny: dict[str, Any]) -> Command:
     return command
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def runs(folder: Path) -> dict[str, tuple[float, bytes]]:
     """Of every finished run, when it ended and what it measured."""
     ended = sorted(folder.glob("*/run.json"))
@@ -65,7 +61,7 @@ def test_a_grid_over_seeds(gridded: Command, tmp_path: Path) -> None:
     for said in ("worst client", "better off", "minus fedavg, small", "95 % interval"):
         assert said in done.out
 
-    rows = table(tmp_path / "x" / "results.csv")
+    rows = csv_rows(tmp_path / "x" / "results.csv")
     # The axis `model` gives way to the column of that name.
     assert list(rows[0]) == ["method", "grid.model", "seed", "client", "model", "split", "metric", "value"]
     assert {(r["method"], r["grid.model"], r["seed"]) for r in rows} == {
@@ -77,7 +73,7 @@ def test_a_grid_over_seeds(gridded: Command, tmp_path: Path) -> None:
         for r in rows
         if (r["method"], r["grid.model"], r["seed"]) == ("alone", "large", "1")
     }
-    history = table(tmp_path / "x" / "alone-large-1" / "history.csv")
+    history = csv_rows(tmp_path / "x" / "alone-large-1" / "history.csv")
     last = {tuple(r[k] for k in key): r["value"] for r in history if r["split"] != "train"}
     assert last.items() <= mine.items()
     own = [float(last[c, "predictor", "test", "accuracy"]) for c in ("c0", "c1")]

@@ -386,13 +386,6 @@ def test_rows_that_are_none(run: Path, row: str) -> None:
     assert any("history.csv is " in note for note in ResumedRecorder(run).notes)
 
 
-def test_settings_that_are_none(tmp_path: Path) -> None:
-    """Raised pydantic's own error. Of a run that has recorded nothing yet its recipe is all there is."""
-    (tmp_path / "recipe.yaml").write_text("checkpoints: {keep: -1}\nmethod: fml")
-    with pytest.raises(InputError, match=r"checkpoints.keep: -1; it must be at least 1"):
-        RunOverview.of(tmp_path).settings  # noqa: B018
-
-
 def test_a_folder_among_checkpoints_stays(run: Path) -> None:
     """To remove it as a file failed."""
     (run / "checkpoints" / "7.json").mkdir()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mutua.errors import Refused
 from mutua.support import safe_reading
-from mutua.support.tensor_files import DTYPES, Tensors, header_bytes
+from mutua.support.tensor_files import DTYPES, Tensors, encode_tensors, header_bytes
 from mutua.support.text import several, some
 
 
@@ -101,10 +101,7 @@ class Message(Mapping[str, Part]):
 
     def encode(self) -> bytes:
         """The message as one safetensors file."""
-        from safetensors.torch import save
-
-        # Cloned because safetensors refuses arrays that share memory, as tied weights do.
-        return save({key: array.detach().cpu().contiguous().clone() for key, array in self._flat().items()})
+        return b"".join(encode_tensors(self._flat()))
 
     @staticmethod
     def decode(data: bytes) -> Message:

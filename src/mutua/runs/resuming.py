@@ -77,18 +77,18 @@ class ResumedRecorder(Recorder):
         """Find where the run stands. What is damaged is reported and ignored: the run makes it again."""
         checkpoints = self.folder.checkpoints
         for path, why in checkpoints.damaged.items():
-            self.notes.append(f"checkpoint {path.name} is damaged ({why}); it is stepped over")
+            self.notes.append(f"checkpoint {path.name} is damaged ({why}); it is ignored")
         for table in self.folder.tables:
             if table.path.is_file() and ends_incomplete(table.path):
-                self.notes.append(f"{table.path.name}: its last line is torn; it is stepped over")
+                self.notes.append(f"{table.path.name}: its last line is incomplete; it is ignored")
         if self.folder.events.mend():
-            self.notes.append("events.jsonl: its last line is torn; it is stepped over")
+            self.notes.append("events.jsonl: its last line is incomplete; it is ignored")
         while (newest := checkpoints.newest) is not None:
             try:
                 self._standing, self._ends_before_finish = self._load(newest), newest.unfinished
                 break
             except (DamagedState, OSError, ValueError) as error:
-                self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is stepped over")
+                self.notes.append(f"checkpoint of round {newest.round} is damaged ({error}); it is ignored")
                 checkpoints.step_over(newest, str(error))
         for table in self.folder.tables:
             # An older mutua kept no participation.

@@ -21,7 +21,7 @@ from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, Spec, explain, local_path
 from mutua.support.files import FILE_NAME, AtomicFiles, reason, to_json
 from mutua.support.importing import reading_untrusted_file
-from mutua.support.tensor_files import Tensors
+from mutua.support.tensor_files import Tensors, encode_tensors
 
 MOST_INPUTS = 2**26
 """The most numbers in one sample: images are resized to what a card says."""
@@ -159,12 +159,8 @@ def put_model(files: AtomicFiles, folder: Path, groups: Mapping[str, Tensors], c
 
 def put_weights(files: AtomicFiles, folder: Path, groups: Mapping[str, Tensors]) -> None:
     """Write weights as safetensors, one file per group."""
-    from safetensors.torch import save
-
     for name, arrays in groups.items():
-        # Cloned because safetensors refuses arrays that share memory, as tied weights do.
-        data = save({k: v.contiguous().clone() for k, v in arrays.items()})
-        files.write(folder / f"{name}.safetensors", data)
+        files.write(folder / f"{name}.safetensors", *encode_tensors(arrays))
 
 
 K = TypeVar("K", bound=StoredJson)

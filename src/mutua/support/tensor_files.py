@@ -9,6 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from mutua.errors import RunError
+
 Tensors = dict[str, Tensor]
 
 DTYPES = {
@@ -69,11 +71,17 @@ def header_bytes(layout: ArrayLayout) -> int:
     return len(_header(_in_file_order(layout)))
 
 
-def encode_tensors(arrays: Mapping[str, Tensor], metadata: Mapping[str, str], *, aligned: bool = False) -> Pieces:
-    """A safetensors file: the header, then the arrays; if `aligned`, fillers too, which `without_fillers` removes.
+def encode_tensors(
+    arrays: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, aligned: bool = False
+) -> Pieces:
+    """A safetensors file, the same bytes as the library's: the header, then the arrays, which may share memory.
 
-    The arrays of an aligned file can be mapped and give the very sums that they give in memory.
+    If `aligned`, there are fillers too, which `without_fillers` removes: the arrays of such a file can be mapped
+    and give the very sums that they give in memory.
     """
+    for name, array in arrays.items():
+        if array.dtype not in FILE_DTYPES:
+            raise RunError(f"'{name}' cannot be saved: safetensors has no {array.dtype}")
     layout = _in_file_order(
         tuple((name, FILE_DTYPES[a.dtype], tuple(a.shape), a.element_size()) for name, a in arrays.items())
     )
@@ -81,8 +89,10 @@ def encode_tensors(arrays: Mapping[str, Tensor], metadata: Mapping[str, str], *,
     held = {name: arrays[name].detach().cpu().contiguous() for name, *_ in layout}
     pieces: Pieces = [_header(filled, metadata, ALIGNMENT if aligned else 8)]
     for name, _, shape, _ in filled:
-        array = held.get(name)
-        pieces.append(bytes(shape[0]) if array is None else array.reshape(-1).view(torch.uint8).numpy().data)
+        if name in held:
+            pieces.append(held[name].reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            pieces.append(bytes(shape[0]))
     return pieces
 
 
