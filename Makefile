@@ -2,21 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long test-lowest docs bench bench-engine bench-scale bench-quick lint format clean
+.PHONY: demo test test-long test-deploy test-lowest docs bench bench-engine bench-scale bench-ray bench-clients bench-quick lint \
+  format clean
 
 demo: .venv/installed
 	$(BIN)/mutua demo
 
 test: .venv/installed-dev lint
-	$(BIN)/python -m pytest -m "not long" -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -m "not long and not deploy" -n 2 --cov --cov-report=term
 
 # The slow tests, and the attack of tests/attack: kills, crashes and hostile files. Under 45 minutes on two cores.
 test-long: .venv/installed-dev
 	$(BIN)/python -m pytest -m long -n 2
 
+# Deployments that are killed, refused and restarted, with real servers and sites on this machine: about half an hour.
+test-deploy: .venv/installed-dev
+	$(BIN)/python -m pytest -m deploy -n 0
+
 # The tests with the lowest versions that pyproject.toml allows of everything except torch, on the lowest Python, 3.11.
 test-lowest: .venv-lowest/installed
-	.venv-lowest/bin/python -m pytest -m "not long" -n 2
+	.venv-lowest/bin/python -m pytest -m "not long and not deploy" -n 2
 
 # The documents as a site in site/, with the API reference from the docstrings. Fails if a link or a name leads nowhere.
 docs: .venv/installed-docs
@@ -33,6 +38,15 @@ bench-engine: .venv/installed
 # How time and memory of a run grow with clients and with rounds: about ten minutes.
 bench-scale: .venv/installed
 	$(BIN)/python benchmarks/scale.py
+
+# The Ray engine against the local one: about twelve minutes. Fails if it is below 0.9 of the local one's speed.
+bench-ray: .venv/installed-dev
+	$(BIN)/python benchmarks/ray.py
+
+# Memory of all processes with 1,000 and 4,000 clients, and a run of 20,000: about half an hour.
+bench-clients: .venv/installed-dev
+	$(BIN)/python benchmarks/clients.py
+	$(BIN)/python benchmarks/clients.py --clients 20000 --model linear --rounds 5
 
 # Under a minute; fails if a ratio is below 85 % of the recorded one.
 bench-quick: .venv/installed

@@ -115,8 +115,8 @@ class Race:
             if event.round > 1:
                 self.mine.append(mine)
                 self.plain.append(took)
-        elif isinstance(event, Reached) and event.standing.round == 1:
-            self.apart = apart(event.standing.server["global"], self.loop.shared.state_dict())
+        elif isinstance(event, Reached) and event.run_state.round == 1:
+            self.apart = apart(event.run_state.server["global"], self.loop.shared.state_dict())
 
     @property
     def ratios(self) -> list[float]:
@@ -138,8 +138,9 @@ def fml(
     workers: int | None = None,
     *callbacks: Any,
     evaluate_every: int = 1,
+    **more: Any,
 ) -> mutua.runs.result.Result:
-    """FML as the plain loop does it."""
+    """FML as the plain loop does it; `more` are other settings of a run, such as its engine."""
     return mutua.run(
         mutua.methods.FML(alpha=0.5, beta=0.5),
         among,
@@ -152,6 +153,7 @@ def fml(
         evaluate_every=evaluate_every,
         workers=workers,
         progress=False,
+        **more,
     )
 
 

@@ -519,3 +519,13 @@ def federation(seed: int = 0, **more: Any) -> Federation:
 
 def quick(method: Any, made: Federation, **more: Any) -> mutua.Result:
     return mutua.run(method, made, progress=False, workers=1, **{"rounds": 1, "batch_size": 8, **more})
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Iterator[Any]:
+    """A folder for a real deployment, whose processes are ended after the test."""
+    from real_deployment import RealDeployment
+
+    made = RealDeployment(tmp_path)
+    yield made
+    made.close()

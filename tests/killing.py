@@ -16,7 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from mutua import Federation, Recipe
+from mutua.federation.store import Store
 from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
@@ -37,10 +40,13 @@ RECIPE: dict[str, Any] = {
     "device": "cpu",
 }
 GATE = {"name": "mlp", "width": 0.05}
+ALIKE = {"models": {"global": {"name": "mlp", "width": 0.1}}}
+"""For methods whose personal models must have the global's design."""
 NEEDS: dict[str, dict[str, Any]] = {
     "fedh2l": {"public": {"share": 0.3}},
     "fedmd": {"public": {"share": 0.3}},
     "aggregated": {"public": {"share": 0.3}},
+    "datasharing": {"public": {"share": 0.3}},
     "mixture": {"method": {"name": "mixture", "mixture_epochs": 2, "gate": GATE}},
     "finetuned": {"method": {"name": "finetuned", "tune_epochs": 2}},
     "fml": {
@@ -50,6 +56,13 @@ NEEDS: dict[str, dict[str, Any]] = {
         }
     },
     "fmlu": {"optimizer": "adam"},
+    "lgfedavg": ALIKE,
+    "fedproto": ALIKE,
+    "feddf": {"public": {"share": 0.3}, **ALIKE},
+    "ditto": ALIKE,
+    "apfl": ALIKE,
+    "l2gd": ALIKE,
+    "mocha": ALIKE,
 }
 PAPERS = ("fml", "fmlu", "fedh2l", "mixture")
 
@@ -86,6 +99,24 @@ def left(place: Path) -> dict[str, Any]:
     newest = CheckpointFolder(place / "checkpoints").newest
     assert newest is not None
     return {**found, "run.json": record, "state": (newest.round, newest.server, newest.clients)}
+
+
+# Stopped
+
+
+def stop_at(number: int, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None) -> None:
+    """Ctrl-C once so many clients' works are committed."""
+    real, done = Store.commit, 0
+
+    def commit(*given: Any) -> None:
+        nonlocal done
+        done += 1
+        real(*given)
+        if done == number:
+            os.kill(os.getpid(), signal.SIGINT)
+            then()
+
+    monkeypatch.setattr(Store, "commit", commit)
 
 
 # Killed. A moment is a call of a Python or C function; a process that counts them kills itself at the right one.

@@ -25,6 +25,7 @@ ORDER = (
     "runs",
     "studies",
     "reports",
+    "deploy",
     "cli",
 )
 """Lowest first: docs/architecture.md says what each is for."""
@@ -128,14 +129,19 @@ def test_files_hold_one_idea() -> None:
 
 
 def public_names() -> dict[str, list[str]]:
-    """By name, the modules that define a public class, function or type of that name."""
+    """By name, the modules that define a public class, function, type or constant of that name."""
     found: dict[str, list[str]] = {}
     for name, path in modules().items():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             defined = [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
-            if isinstance(node, ast.Assign):  # `Tensors = dict[str, Tensor]` is a type, `CHUNK = 1 << 18` is none
-                targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
-                defined = [target for target in targets if target[0].isupper() and not target.isupper()]
+            if isinstance(
+                node, ast.Assign | ast.AnnAssign
+            ):  # of a type, as `Tensors = ...`, or a constant, as `KNOWN`
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                words = [
+                    target for target in targets for target in ast.walk(target) if isinstance(target, ast.Name)
+                ]
+                defined = [target.id for target in words if target.id[0].isupper() and len(target.id) > 1]
             for word in defined:
                 if not word.startswith("_"):
                     found.setdefault(word, []).append(name)
@@ -143,6 +149,6 @@ def public_names() -> dict[str, list[str]]:
 
 
 def test_one_word_for_one_thing() -> None:
-    """No two public classes, functions or types share a name."""
+    """No two public classes, functions, types or constants share a name."""
     twice = {name: homes for name, homes in public_names().items() if len(set(homes)) > 1}
     assert twice == {}

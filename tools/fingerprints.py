@@ -32,23 +32,44 @@ seed: 7
 """
 MORE = {
     "fedmd": "public: {share: 0.2}\n",
+    "feddf": "public: {share: 0.2}\n",
     "fedh2l": "public: {share: 0.2}\n",
     "aggregated": "public: {share: 0.2}\n",
+    "datasharing": "public: {share: 0.2}\n",
     "mixture": "opt_out: {samples: 0.3}\n",
 }
+ALIKE = {"apfl", "ditto", "fedproto", "l2gd", "lgfedavg", "mocha"}
+"""Methods whose personal models must have the global's design."""
 METHODS = [
     "aggregated",
+    "apfl",
     "centralised",
+    "datasharing",
+    "ditto",
     "dml",
+    "fd",
+    "fedala",
     "fedavg",
+    "fedbn",
     "fedh2l",
+    "afl",
+    "feddf",
     "fedmd",
+    "fedopt",
+    "fedproto",
+    "fedrep",
+    "lgfedavg",
+    "reptile",
+    "fedper",
     "fedprox",
     "finetuned",
     "fml",
     "fmlu",
     "independent",
+    "l2gd",
     "mixture",
+    "mocha",
+    "perfedavg",
 ]
 
 
@@ -80,7 +101,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for method in METHODS:
             recipe = Path(place) / f"{method}.yaml"
-            recipe.write_text(f"{RECIPE}method: {method}\n{MORE.get(method, '')}")
+            models = RECIPE.replace(", clients: [mlp, cnn1, mlp, cnn1]", "") if method in ALIKE else RECIPE
+            recipe.write_text(f"{models}method: {method}\n{MORE.get(method, '')}")
             for workers in given.workers.split(","):
                 run = Path(place) / f"{method}-{workers}"
                 words = ["run", str(recipe), "--out", str(run), "--workers", workers, *more]

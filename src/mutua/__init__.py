@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mutua.federation.plan import Plan as Plan
     from mutua.federation.privacy import Privacy as Privacy
     from mutua.learning import merging as merging
+    from mutua.learning import tasks as tasks
     from mutua.learning.optimizers import SGD as SGD
     from mutua.learning.optimizers import Adam as Adam
     from mutua.learning.task import Task as Task
@@ -65,6 +66,7 @@ _HOMES = {
     "SGD": "mutua.learning.optimizers",
     "Adam": "mutua.learning.optimizers",
     "Task": "mutua.learning.task",
+    "tasks": "mutua.learning.tasks",
     "Ledger": "mutua.federation.ledger",
     "Kind": "mutua.federation.message",
     "Message": "mutua.federation.message",

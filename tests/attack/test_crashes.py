@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conftest import TINY
 from killing import begin, forked, left, onward, waited
 from mutua import Recipe
 from mutua.support.processes import can_fork
@@ -22,15 +23,11 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(not can_fork(), reason="ends 
 
 SHARDS = 4
 SMALL: dict[str, Any] = {
+    **TINY,
     "name": "small",
     "data": {"name": "mnist5k", "samples_per_client": 14},
-    "partition": {"kind": "iid", "clients": 2},
     "models": {"global": {"name": "mlp", "width": 0.02}},
-    "method": "fml",
-    "rounds": 1,
-    "batch_size": 7,
     "checkpoints": {"seconds": 0, "keep": 1},
-    "device": "cpu",
 }
 CRASHED = 77
 

@@ -31,6 +31,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
+import conftest
 from mutua import Architecture
 from mutua.support.processes import can_fork
 from test_fuzz import RECIPE_BYTES, RECIPES, repacked, spoil_bytes, spoil_safetensors, spoil_text, to_yaml
@@ -44,17 +45,7 @@ SECONDS = 60
 MEMORY = 3 * 2**30
 """Bytes beyond those of the process that it is forked from."""
 
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "data": {"name": "mnist5k", "samples_per_client": 20},
-    "partition": {"kind": "iid", "clients": 2},
-    "models": {"global": {"name": "mlp", "width": 0.1}},
-    "method": "fml",
-    "rounds": 1,
-    "steps": 1,
-    "batch_size": 7,
-    "device": "cpu",
-}
+TINY: dict[str, Any] = {**conftest.TINY, "steps": 1}
 MORE = [
     {**tree, "rounds": 1, "steps": 1, "epochs": None} if isinstance(tree, dict) else tree for tree in RECIPES
 ] + [

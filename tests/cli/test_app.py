@@ -42,16 +42,25 @@ def test_version_and_help(command: Command) -> None:
     [
         (
             "run",
-            "--set --seed --engine --out --resume --rounds --accept-changes --data-dir --device --workers --log "
+            "--set --seed --engine --ray-address --gpus-per-worker --out --resume --rounds --accept-changes "
+            "--data-dir --device --workers --log "
             "--profile --faults --trust-code --json",
         ),
-        ("compare", "--methods --seeds --set --engine --out --data-dir --device --workers --minutes --json"),
-        ("reproduce", "--list --all --scale --seeds --minutes --workers --data-dir --out --write"),
+        (
+            "compare",
+            "--methods --seeds --set --engine --ray-address --gpus-per-worker --out --data-dir --device --workers "
+            "--minutes --json",
+        ),
+        (
+            "reproduce",
+            "--list --all --scale --seeds --minutes --workers --engine --ray-address --gpus-per-worker --data-dir "
+            "--out --write",
+        ),
         ("report", "--html --pdf --tables --figures --load-data --data-dir --trust-code"),
         ("join", "--data --model --how --name --seed --out --trust-code --json"),
         ("predict", "--client --data --out --trust-code --json"),
         ("export", "--client --out"),
-        ("demo", "--out"),
+        ("demo", "--data --out"),
         ("data show", "--set --seed --out --data-dir --json"),
         ("data get", "--data-dir"),
         ("data list", "--data-dir"),

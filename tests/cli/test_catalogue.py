@@ -23,6 +23,7 @@ def test_methods_and_models(command: Command) -> None:
         "sent per round",
     ):
         assert re.search(rf"^{column}: .", done.out, re.MULTILINE)
+    assert re.search(r"classes only: .*fmlu, .*mixture", " ".join(done.out.split()))
     done = command("models")
     assert re.search(r"^mlp +Two hidden layers.* 199,210$", done.out, re.MULTILINE)
     assert re.search(r"^resnet18 .* 11,172,810$", done.out, re.MULTILINE)

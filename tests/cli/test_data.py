@@ -21,7 +21,7 @@ def test_data_list(command: Command, tmp_path: Path) -> None:
     found = {row[0]: row[-1] for row in cells}
     assert done.code == 0 and "…" not in done.out
     assert found["mnist5k"] == "in mutua" and found["mnist"] == "mnist.npz"
-    assert found["eurosat"].startswith("not here: mutua data")
+    assert found["eurosat"].startswith("not here: mutua")
     assert "the data folder is sets" in done.out
 
 

@@ -15,7 +15,7 @@ from mutua.reports import demo as shown
 from mutua.runs.folder import RunFolder
 
 SMALL = {
-    **demos.RECIPE,
+    **demos._RECIPE,
     "data": {"name": "mnist5k", "samples_per_client": 30, "split": {"val": 0.2, "test": 0.4}},
     "rounds": 1,
     "epochs": 1,
@@ -27,7 +27,7 @@ def table(text: str) -> dict[str, list[str]]:
 
 
 def test_the_demo_in_small(command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demos, "RECIPE", SMALL)
+    monkeypatch.setattr(demos, "_RECIPE", SMALL)
     kept: dict[str, Any] = {}
     real = shown._rows
     monkeypatch.setattr(shown, "_rows", lambda results: kept.update(results) or real(results))
@@ -74,7 +74,7 @@ def test_the_demo_in_small(command: Callable[..., Any], tmp_path: Path, monkeypa
 
 
 def test_five_clients_five_designs_non_iid_and_no_download() -> None:
-    recipe = Recipe.of(demos.RECIPE)
+    recipe = Recipe.of(demos._RECIPE)
     federation = recipe.federation(Path("/nowhere"))
     assert len(federation.clients) == 5
     assert len({client.model.label for client in federation.clients}) == 5

@@ -115,7 +115,9 @@ Invalid value for '--device': 'gpu' is not one of
 $ mutua run tiny.yaml --device cuda
 device: 'cuda' is not on this machine
 $ mutua run tiny.yaml --engine rya
-engine: 'rya' is not an engine; known: local
+engine: 'rya' is not an engine; did you mean 'ray'?
+$ mutua run tiny.yaml --ray-address 10.0.0.1:6379
+address: 10.0.0.1:6379: engine 'local' has no such option; choose 'ray' or leave it out
 
 # the file
 $ mutua run none.yaml
@@ -292,7 +294,7 @@ Invalid value for '--how': 'magic' is not one of 'global', 'finetune', 'mutual'
 $ mutua join FEDAVG --data digits.npz --how mutual
 how: 'mutual', but fedavg does no mutual learning; use 'global' or 'finetune'
 $ mutua join INDEPENDENT --data digits.npz
-holds no global model, for method independent has none
+has no global model, because method independent has none
 """
 
 FAILURES = r"""
@@ -446,7 +448,7 @@ def test_a_federation_that_cannot_be(data: tuple[Any, Any], changes: dict[str, A
         (mutua.methods.FML(), {"round": 3}, "round: unknown key; did you mean 'rounds'"),
         (mutua.methods.FML(), {"rounds": "many"}, "rounds: 'many'; it must be a whole number"),
         (mutua.methods.FML(), {"epochs": 1, "steps": 1}, "epochs and steps are both given"),
-        (mutua.methods.FML(), {"engine": "rya"}, "engine: 'rya' is not an engine; known: local"),
+        (mutua.methods.FML(), {"engine": "rya"}, "engine: 'rya' is not an engine; did you mean 'ray'"),
         (mutua.methods.FML(), {"optimizer": torch.optim.SGD}, "optimizer: .*; it must be keys and values"),
         (mutua.methods.FML(), {"device": "cuda:7"}, "device: 'cuda:7'; did you mean 'cuda'"),
         (mutua.methods.FedMD(), {}, "public: missing; fedmd learns from a public set"),

@@ -60,7 +60,7 @@ def rows_of(x: Any) -> MappedRows:
 
 @pytest.mark.parametrize("chunk", [1, 100, 2**24])
 def test_rows_are_those_of_numpy(mapped: Mapped, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(mapped_rows, "CHUNK", chunk)
+    monkeypatch.setattr(mapped_rows, "BYTES_AT_ONCE", chunk)
     array = RNG.integers(0, 256, (30, 4, 5), dtype=np.uint8)
     x = rows_of(mapped(array))
     assert (x.shape, x.dtype, x.dim(), len(x), x.nbytes) == ((30, 4, 5), torch.uint8, 3, 30, 600)
@@ -117,7 +117,7 @@ def test_rows_taken_joined_and_taken_again(sources: list[tuple[np.ndarray, Any]]
 def test_what_is_done_on_reading_gives_the_bits_of_what_is_done_in_memory(
     mapped: Mapped, monkeypatch: pytest.MonkeyPatch, chunk: int, dtype: Any
 ) -> None:
-    monkeypatch.setattr(mapped_rows, "CHUNK", chunk)
+    monkeypatch.setattr(mapped_rows, "BYTES_AT_ONCE", chunk)
     array = (RNG.random((40, 12, 10, 3)) * 255).astype(dtype)
     plain, lazy = (Samples.of(x, np.zeros(40)) for x in (array, mapped(array)))
     assert isinstance(plain.x, torch.Tensor) and isinstance(lazy.x, MappedRows)
@@ -160,7 +160,7 @@ def test_samples_of_mapped_arrays_are_those_of_arrays(
 
 
 def test_nan_is_found_and_counted(mapped: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_rows, "CHUNK", 64)
+    monkeypatch.setattr(mapped_rows, "BYTES_AT_ONCE", 64)
     array = np.ones((50, 4), np.float64)
     array[[3, 40], 1] = np.nan
     array[17] = 1e300  # too large for float32

@@ -202,7 +202,7 @@ def test_an_empty_array_of_great_length(tmp_path: Path) -> None:
     """x of (2**40, 0) takes no byte; nothing counts to its length."""
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as held:
         held.writestr("x.npy", npy((2**40, 0)))
-    from mutua.runs.inference import _read
+    from mutua.data import array_files
 
     with pytest.raises(InputError, match=r"x: shape \(1099511627776, 0\)"):
-        _read(tmp_path / "a.npz", None, (3,))
+        array_files.npz(tmp_path / "a.npz")

@@ -118,10 +118,10 @@ def test_where_every_client_fails_the_run_stops_with_the_first_reason_and_can_go
     assert isinstance(error.value.__cause__.__cause__, ValueError)  # for who has written the method
     assert len(rejected(run.events)) == 3
     stopped = run.events[-1]
-    assert isinstance(stopped, Stopped) and stopped.standing.round == 1
+    assert isinstance(stopped, Stopped) and stopped.run_state.round == 1
     again = simulate(method(), federate(), rounds=3, go=False)
-    again.engine.open(again.job, again.federation, stopped.standing.stores)
-    type(again)(again.prepared, again.engine, standing=stopped.standing).run()
+    again.engine.open(again.job, again.federation, stopped.run_state.stores)
+    type(again)(again.prepared, again.engine, run_state=stopped.run_state).run()
     for client in "abc":
         assert identical(again.engine.kept[4, client]["personal"], whole.engine.kept[4, client]["personal"])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +22,7 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.store import Store
 from mutua.methods import FML, FedAvg, Participant, weights
 from mutua.methods.base import Job
+from mutua.support import signals
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -108,6 +111,27 @@ def test_an_interrupt_leaves_the_store_and_the_random_streams_as_they_were(
     assert len(store.commits) == 1
     assert torch.equal(torch.get_rng_state(), rng)
     assert not any(module._forward_hooks for module in modules.built.values())
+
+
+def test_a_signal_does_not_stop_a_commit_half_way(federate: Federate, modules: Modules) -> None:
+    """Whatever engine calls it: what is handed in is committed before the signal stops the work."""
+
+    class Interrupted(Store):
+        def commit(self, *args: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().commit(*args)
+
+    federation = federate()
+    job, store, other = Job(FedAvg(), Plan(device="cpu"), federation.global_model), Interrupted(), Store()
+
+    def performer(staged: Mapping[str, Staged], hand_in: HandIn) -> None:
+        for client, given in staged.items():
+            hand_in(client, perform(job, federation[client], "start", 0, given, modules))
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), signals.handled():
+        transaction({"a": store, "b": other}, 0, {"a": None, "b": None}, performer)
+    assert [done.round for done in store.commits] == [0]
+    assert not other.commits
 
 
 def test_a_brief_that_does_not_fit_the_global_is_an_error_that_names_the_client(

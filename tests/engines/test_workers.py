@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import mutua
-from mutua import Federation, InputError, Result, RunError
+from mutua import Federation, InputError, RunError
 from mutua.data.samples import concatenate
 from mutua.engines.client_worker import ClientWorker
 from mutua.engines.scheduling import WorkItem
@@ -30,18 +30,10 @@ from mutua.methods import FML, FMLU, FedAvg, FedH2L, FedMD, FineTuned, Independe
 from mutua.models import convolution
 from mutua.support.profiling import Span
 from mutua.support.shared_memory import Parcel
+from watching_runs import keys
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 Federate = Callable[..., Federation]
-
-
-def keys(result: Result) -> dict[str, Any]:
-    """Everything that a run gives, but for its time, in comparable form."""
-    arrays: dict[str, Any] = {f"global.{name}": a for name, a in (result.global_state or {}).items()}
-    for client in result.clients:
-        arrays |= {f"{client.id}.{g}.{n}": a for g, group in client.state.items() for n, a in group.items()}
-    found = {name: (a.dtype, a.shape, a.numpy().tobytes()) for name, a in arrays.items()}
-    return found | {"history": result.history.rows, "ledger": list(result.ledger)}
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,10 @@ from safetensors.torch import load_file
 import mutua
 from conftest import X, Y
 from mutua import Federation, InputError, Message, RunError
-from mutua.federation import commit_files as module
-from mutua.federation.commit_files import CommitFiles, FiledCommit, StoreSettings, chosen_place, commit_files
+from mutua.federation.commit_files import CommitFiles, FiledCommit, commit_files
 from mutua.federation.message import count, weights
 from mutua.federation.store import Commit, Store
 from mutua.methods import FML
-from mutua.support.configuration import checked
 
 Simulate = Callable[..., Any]
 Federate = Callable[..., Federation]
@@ -103,17 +101,6 @@ def test_a_file_that_is_gone_or_spoilt_is_one_clear_line(tmp_path: Path) -> None
     path.unlink()
     with pytest.raises(RunError, match="client a: its store cannot be read"):
         _ = store.state
-
-
-def test_where_stores_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "memory", lambda: 4000)
-    auto = StoreSettings()
-    assert chosen_place(auto, 1000) is None and chosen_place(auto, 1001) == "disk"
-    assert chosen_place(StoreSettings(place="memory"), 10**9) is None
-    one, two = (chosen_place(StoreSettings(place="s3://b/runs/"), 0) for _ in range(2))
-    assert one != two and one.startswith("s3://b/runs/")  # two runs never share files
-    with pytest.raises(InputError, match=r"stores.place: 'dsk'; give auto, memory, disk or a URL"):
-        checked(StoreSettings, {"place": "dsk"}, at="stores")
 
 
 def test_a_url_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mutua import Kind, Message, Refused
-from mutua.federation.message import NUMBERS, Part, count, may_leave, weights
+from mutua.federation.message import NUMBERS, Part, count, may_leave, number, weights
 from mutua.seeds import torch_stream
+from mutua.support.tensor_files import Tensors
 
 DTYPES = [
     torch.float64,
@@ -210,7 +211,7 @@ NORMED = {
 
 
 def test_what_is_declared_may_leave() -> None:
-    shares = {Kind.WEIGHTS: "meme", Kind.COUNT: "samples"}
+    shares = {"meme": Kind.WEIGHTS, "samples": Kind.COUNT}
     may_leave(None, {}, None)
     may_leave(None, shares, BRIEF)
     may_leave(Message(meme=MEME, samples=count(3)), shares, BRIEF)
@@ -231,18 +232,18 @@ def test_what_is_declared_may_leave() -> None:
 )
 def test_what_is_not_declared_is_refused_by_name(message: Message, named: str) -> None:
     with pytest.raises(Refused) as refused:
-        may_leave(message, {Kind.WEIGHTS: "meme"}, BRIEF)
+        may_leave(message, {"meme": Kind.WEIGHTS}, BRIEF)
     assert named in str(refused.value)
 
 
 def test_without_a_brief_no_weights_may_leave() -> None:
     for brief in (None, Message(), Message(samples=count(1))):
         with pytest.raises(Refused, match=r"weights 'body\."):
-            may_leave(Message(meme=MEME), {Kind.WEIGHTS: "meme"}, brief)
+            may_leave(Message(meme=MEME), {"meme": Kind.WEIGHTS}, brief)
 
 
 def test_a_count_is_one_number_and_hides_no_label_counts() -> None:
-    shares = {Kind.COUNT: "samples"}
+    shares = {"samples": Kind.COUNT}
     for arrays in (
         {"": torch.tensor([5, 0, 2])},
         {"": torch.tensor(7), "labels": torch.tensor([5, 0, 2])},
@@ -268,7 +269,7 @@ def test_a_count_is_one_number_and_hides_no_label_counts() -> None:
 def test_whole_numbers_go_back_as_they_came_and_nothing_changes_shape_or_type(
     name: str, array: torch.Tensor, said: str
 ) -> None:
-    shares, brief = {Kind.WEIGHTS: "meme"}, Message(**{"global": weights(NORMED)})
+    shares, brief = {"meme": Kind.WEIGHTS}, Message(**{"global": weights(NORMED)})
     may_leave(Message(meme=weights({**NORMED, "body.weight": torch.ones(2, 3)})), shares, brief)
     with pytest.raises(Refused) as refused:
         may_leave(Message(meme=weights({**NORMED, name: array})), shares, brief)
@@ -289,19 +290,93 @@ def test_whole_numbers_go_back_as_they_came_and_nothing_changes_shape_or_type(
 )
 def test_a_count_is_a_whole_number_of_its_type_and_range(found: torch.Tensor) -> None:
     with pytest.raises(Refused, match=r"^count 'samples' may not leave; it is not a whole number"):
-        may_leave(Message(samples=Part(Kind.COUNT, {"": found})), {Kind.COUNT: "samples"}, BRIEF)
+        may_leave(Message(samples=Part(Kind.COUNT, {"": found})), {"samples": Kind.COUNT}, BRIEF)
 
 
-@pytest.mark.parametrize("kind", [Kind.SCORES, Kind.PROBABILITIES, Kind.ENTROPY, Kind.ACCURACY])
+@pytest.mark.parametrize("kind", [Kind.SCORES, Kind.PROBABILITIES, Kind.ENTROPY, Kind.ACCURACY, Kind.LOSS])
 def test_what_is_real_numbers_is_not_whole_ones(kind: Kind) -> None:
     one = torch.tensor(1) if kind in NUMBERS else torch.ones(2, 3, dtype=torch.int64)
-    may_leave(Message(said=Part(kind, {"": one.float()})), {kind: "said"}, None)
+    may_leave(Message(said=Part(kind, {"": one.float()})), {"said": kind}, None)
     with pytest.raises(Refused, match=f"{kind} 'said' may not leave; it is whole numbers"):
-        may_leave(Message(said=Part(kind, {"": one})), {kind: "said"}, None)
+        may_leave(Message(said=Part(kind, {"": one})), {"said": kind}, None)
 
 
 def test_a_number_that_is_declared_is_one_number() -> None:
-    for kind in (Kind.COUNT, Kind.ENTROPY, Kind.ACCURACY):
+    for kind in NUMBERS:
         many = Message(part=Part(kind, {"": torch.arange(3.0)}))
         with pytest.raises(Refused, match=f"{kind} 'part' may not leave; it is not one number"):
-            may_leave(many, {kind: "part"}, None)
+            may_leave(many, {"part": kind}, None)
+
+
+def test_a_choice_is_a_whole_number() -> None:
+    shares = {"centre": Kind.CHOICE}
+    may_leave(Message(centre=number(Kind.CHOICE, 2)), shares, None)
+    for odd in (torch.tensor(1.0), torch.tensor(-1), torch.tensor(2, dtype=torch.int32)):
+        with pytest.raises(Refused, match=r"^choice 'centre' may not leave; it is not a whole number"):
+            may_leave(Message(centre=Part(Kind.CHOICE, {"": odd})), shares, None)
+
+
+def test_a_part_is_declared_by_its_name_so_one_kind_may_have_several_parts() -> None:
+    shares = {"body": Kind.WEIGHTS, "samples": Kind.COUNT, "drawn": Kind.COUNT}
+    may_leave(Message(body=MEME, samples=count(3), drawn=count(1)), shares, BRIEF)
+    with pytest.raises(
+        Refused, match=r"^count 'steps' may not leave; .* weights 'body', count 'samples', count 'dr"
+    ):
+        may_leave(Message(steps=count(1)), shares, BRIEF)
+    with pytest.raises(Refused, match=r"^loss 'samples' may not leave"):
+        may_leave(Message(samples=number(Kind.LOSS, 0.5)), shares, BRIEF)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong", "why"),
+    [
+        (
+            Kind.PROTOTYPES,
+            {"ape": torch.zeros(4), "a/b": torch.ones(4)},
+            [
+                {"ape": torch.zeros(4), "bee": torch.zeros(5)},
+                {"ape": torch.zeros(2, 2)},
+                {"ape": torch.tensor(1.0)},
+                {"ape": torch.arange(4)},
+            ],
+            "vector for each class|whole numbers",
+        ),
+        (
+            Kind.CONTROL,
+            {"body.bias": torch.ones(2)},
+            [{"head.bias": torch.ones(2)}, {"body.bias": torch.ones(3)}, {"body.bias": torch.ones(2).double()}],
+            "no such name|the global's",
+        ),
+        (
+            Kind.FEATURES,
+            {"": torch.zeros(5, 3, 2, 2)},
+            [
+                {"": torch.zeros(5)},
+                {"": torch.zeros(2, 2), "y": torch.zeros(2, 2)},
+                {"": torch.arange(4)[:, None]},
+            ],
+            "row for each sample|whole numbers",
+        ),
+        (
+            Kind.LABELS,
+            {"": torch.arange(5)},
+            [
+                {"": torch.zeros(5)},
+                {"": torch.arange(4).view(2, 2)},
+                {"y": torch.arange(5)},
+                {"": -torch.arange(5)},
+            ],
+            "whole number .* for each sample",
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Kind) else "",
+)
+def test_every_other_kind_has_a_form_of_its_own(
+    kind: Kind, right: Tensors, wrong: list[Tensors], why: str
+) -> None:
+    may_leave(Message(part=Part(kind, right)), {"part": kind}, BRIEF)
+    again = Message.decode(Message(part=Part(kind, right)).encode())
+    may_leave(again, {"part": kind}, BRIEF)
+    for arrays in wrong:
+        with pytest.raises(Refused, match=f"^{kind} .*({why})"):
+            may_leave(Message(part=Part(kind, arrays)), {"part": kind}, BRIEF)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from mutua import InputError
 from mutua.learning.schedules import (
-    NAMED,
+    NAMED_SCHEDULES,
     Cosine,
     Linear,
     Listed,
@@ -177,6 +177,6 @@ def test_schedules_cannot_be_changed() -> None:
 
 def test_early_alpha_late_beta() -> None:
     alpha, beta = early_alpha_late_beta()
-    assert NAMED["early-alpha-late-beta"]() == (alpha, beta)
+    assert NAMED_SCHEDULES["early-alpha-late-beta"]() == (alpha, beta)
     assert values(alpha, 3) == pytest.approx([0.7, 0.5, 0.3])
     assert values(beta, 3) == pytest.approx([0.3, 0.5, 0.7])

@@ -221,7 +221,7 @@ def test_the_consensus_is_matched_on_the_images_that_were_scored(monkeypatch: py
 def test_scores_on_public_data_leave_and_nothing_else(members: Any, learn: Any) -> None:
     federation = members()
     run = learn(FedMD(**SMALL), federation, rounds=3)
-    assert FedMD().shares == {Kind.SCORES: "public"}
+    assert FedMD().shares == {"public": Kind.SCORES}
     crossed = [reply.message.encode() for reply in run.engine.replies.values()]
     for message in crossed:
         assert {name: tuple(array.shape) for name, array in load(message).items()} == {"scores/public/": (7, 3)}

@@ -287,7 +287,7 @@ def test_one_number_besides_the_meme_leaves(federate: Federate, simulate: Simula
         assert set(entries) == weights | {"entropy/meme_entropy/"}
         assert entries["entropy/meme_entropy/"].shape == ()
         assert b"__metadata__" not in reply.message.encode()
-    assert FMLU().shares == {Kind.WEIGHTS: "meme", Kind.ENTROPY: "meme_entropy"}
+    assert FMLU().shares == {"meme": Kind.WEIGHTS, "meme_entropy": Kind.ENTROPY}
     up = [(e.kind, e.values) for e in run.ledger if (e.round, e.client, e.direction) == (1, "a", "up")]
     assert ("entropy", 1) in up
     for brief in run.engine.briefs.values():

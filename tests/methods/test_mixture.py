@@ -35,7 +35,7 @@ from mutua.methods import (
     count,
     supervised,
 )
-from mutua.methods.mixture import Mixture
+from mutua.models.composite import Composite, Gate
 from mutua.rounds.events import RoundStarted
 from mutua.seeds import private, torch_stream
 from mutua.support.tensor_files import Tensors
@@ -74,14 +74,14 @@ def by_hand(x: np.ndarray, w: dict[str, np.ndarray], mix: str) -> np.ndarray:
     return np.asarray(mixed - logsumexp(mixed, axis=1, keepdims=True))
 
 
-def linear_mixture(w: dict[str, np.ndarray], mix: str) -> Mixture:
+def linear_mixture(w: dict[str, np.ndarray], mix: str) -> Composite:
     layers = {}
     for name, both in w.items():
         layers[name] = nn.Linear(4, len(both))
         with torch.no_grad():
             layers[name].weight.copy_(torch.from_numpy(both[:, :4]))
             layers[name].bias.copy_(torch.from_numpy(both[:, 4]))
-    return Mixture(layers["expert"], layers["personal"], layers["gate"], mix)
+    return Composite(Gate(mix), layers)
 
 
 def drawn_weights(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -387,7 +387,7 @@ def test_clients_are_drawn_among_those_that_have_something_to_send(
 def test_weights_and_a_count_leave_and_nothing_else(federate: Federate, simulate: Simulate) -> None:
     federation = opted(federate([9, 12, 7]), a=[0, 3], b=range(12))
     run = simulate(MixtureOfExperts(**SHORT), federation, rounds=2)
-    assert MixtureOfExperts().shares == {Kind.WEIGHTS: "meme", Kind.COUNT: "samples"}
+    assert MixtureOfExperts().shares == {"meme": Kind.WEIGHTS, "samples": Kind.COUNT}
     names = {f"weights/meme/{name}" for name in run.globals[0]} | {"count/samples/"}
     crossed = [brief.encode() for brief in run.engine.briefs.values()]
     for reply in run.engine.replies.values():
@@ -545,7 +545,10 @@ def test_opted_out_samples_are_learned_from_at_home(simulate: Simulate, identica
     assert not identical(one["personal"], other["personal"]) or not identical(one["gate"], other["gate"])
 
 
-HONOUR = {"mixture", "fedavg", "fedprox", "finetuned", "independent", "aggregated"}
+HONOUR = {"mixture", "fedavg", "fedprox", "finetuned", "independent", "aggregated"} | {
+    *("ditto", "apfl", "l2gd", "perfedavg", "fedper", "fedbn", "fedala", "fd", "mocha", "datasharing"),
+    *("fedrep", "lgfedavg", "afl", "fedopt", "reptile", "feddf"),
+}
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -75,6 +75,11 @@ def test_its_special_cases_hold_as_written(run, tmp_path, monkeypatch):
     exec(compile(code, "try_tutored.py", "exec"), {})
 
 
+def test_the_building_blocks_run_as_written():
+    [code] = [code for code in BLOCKS if code.startswith("# try_building_blocks.py")]
+    exec(compile(code, "try_building_blocks.py", "exec"), {"__name__": "try_building_blocks"})
+
+
 # The tables say what there is
 
 

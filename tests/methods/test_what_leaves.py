@@ -120,7 +120,7 @@ def test_fmls_messages_are_the_globals_names_and_nothing_else(
 
 
 def test_the_declarations_are_the_table_of_privacy_facts() -> None:
-    meme, n_k = {Kind.WEIGHTS: "meme"}, {Kind.COUNT: "samples"}
+    meme, n_k = {"meme": Kind.WEIGHTS}, {"samples": Kind.COUNT}
     assert FML().shares == meme
     for method in (FedAvg, FedProx, FineTuned):
         assert method().shares == {**meme, **n_k}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mutua import Architecture, InputError
-from mutua.models import head_of, shared_names
+from mutua.models import features, head_of, shared_names
 
 
 class Headed(nn.Module):
@@ -118,3 +118,52 @@ def test_cnn2_body_is_its_convolutions():
 def test_mistakes(module, share, message):
     with pytest.raises(InputError, match=message):
         shared_names(module, share)
+
+
+# Features
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn1", "vgg11"])
+def test_features_are_the_heads_input_and_scores_the_models(name: str) -> None:
+    model = Architecture.of(name).build(channels=1, size=32, classes=5, seed=0).eval()
+    x = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    z, scores = features(model, x)
+    _, head = head_of(model)
+    assert z.dim() == 2 and torch.equal(scores, model(x))
+    assert torch.allclose(head(z), scores, atol=1e-6)
+    assert not head._forward_pre_hooks
+
+
+def test_features_of_different_designs_are_pooled_to_one_width() -> None:
+    x = torch.randn(2, 1, 28, 28)
+    for name in ("mlp", "lenet5", "cnn1"):
+        sizes = {"channels": 1, "size": 28, "classes": 5, "seed": 3}
+        model = Architecture(name=name, features=4).build(**sizes).eval()
+        again = Architecture(name=name, features=4).build(**sizes)
+        assert torch.equal(model.head.weight, again.head.weight)
+        z, scores = features(model, x)
+        wide = features(Architecture.of(name).build(**sizes).eval(), x)[0]
+        assert torch.allclose(z, wide.view(2, 4, -1).mean(2), atol=1e-6)
+        assert torch.allclose(scores, z @ model.head.weight.T + model.head.bias, atol=1e-6)
+        assert shared_names(model, "head") == ["head.weight", "head.bias"]
+    assert Architecture(name="lenet5", features=16).spec() == {"name": "lenet5", "width": 1.0, "features": 16}
+
+
+def test_features_that_cannot_be() -> None:
+    with pytest.raises(
+        InputError, match=r"models.features: 200, but its head takes only 84 numbers; give at most 84"
+    ):
+        Architecture(name="lenet5", features=200).build(channels=1, size=28, classes=5, seed=0)
+    with pytest.raises(InputError, match=r"models.features: 0"):
+        Architecture(name="lenet5", features=0)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.head.weight.T
+
+    with pytest.raises(InputError, match="does not call 'head'"):
+        features(Own(), torch.zeros(1, 4))

@@ -76,6 +76,8 @@ def test_each_is_described_in_one_line(name):
 
 
 COUNTS = [
+    ("linear", 1, 28, fc(784, 10)),
+    ("linear", 30, 1, fc(30, 10)),
     ("mlp", 1, 28, fc(784, 200) + fc(200, 200) + fc(200, 10)),
     ("mlp", 30, 1, fc(30, 200) + fc(200, 200) + fc(200, 10)),
     ("lenet5", 1, 28, 61_706),

@@ -195,7 +195,7 @@ def test_the_global_is_selected_by_opted_in_validation_samples_alone(federate: F
 
     def watch(event: Event) -> None:
         if isinstance(event, Reached):
-            reached.append(event.standing)
+            reached.append(event.run_state)
 
     result = run(FedAvg(), federation, rounds=3, batch_size=5, callbacks=[watch])
     last = result.clients[0].predictor

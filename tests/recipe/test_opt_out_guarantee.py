@@ -248,7 +248,7 @@ Simulate = Callable[..., Any]
 def everything_shared(run: Any) -> dict[str, Any]:
     """All messages as bytes, the ledger, the global, who was drawn, and every number that selects."""
     federation, history = run.federation, run.history
-    reached = [event.standing for event in run.events if isinstance(event, Reached)]
+    reached = [event.run_state for event in run.events if isinstance(event, Reached)]
     evaluated = sorted({row.round for row in history})
     return {
         "up": {key: r.message and r.message.encode() for key, r in run.engine.replies.items()},
@@ -260,7 +260,7 @@ def everything_shared(run: Any) -> dict[str, Any]:
         "labels": {c.id: c.task.classes for c in federation.clients if c.takes_part},
         "judged": {at: history.validation("global", at) for at in evaluated},
         "best": history.best_rounds().get(("global", "global")),
-        "checkpoints": [standing.validation for standing in reached],
+        "checkpoints": [run_state.validation for run_state in reached],
         "common test": [row for row in history if row.client == "global"],
     }
 

@@ -16,6 +16,7 @@ from mutua import InputError
 from mutua.methods import base
 from mutua.reports.figures import (
     COLOURS,
+    PALETTE,
     DemoRow,
     _demo_figure,
     _label_figure,
@@ -135,7 +136,9 @@ def test_no_samples_at_all_still_draws(tmp_path: Path) -> None:
 
 def test_a_method_has_one_colour_and_others_take_free_ones() -> None:
     assert all(method_colours([method]) == {method: colour} for method, colour in COLOURS.items())
-    assert len({COLOURS[method] for method in base.method_names()}) == len(base.method_names())  # each its own
+    owners = set(COLOURS) & set(base.method_names())
+    assert len({COLOURS[method] for method in owners}) == len(owners) >= 12  # each its own
+    assert len(set(method_colours(base.method_names()).values())) == len(PALETTE)
     found = method_colours(["fml", "x", "fedavg", "y"])
     assert (found["fml"], found["fedavg"]) == (COLOURS["fml"], COLOURS["fedavg"])
     assert len(set(found.values())) == 4

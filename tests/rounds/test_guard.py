@@ -17,7 +17,7 @@ from mutua.federation.saved_state import decode_state, encode_state
 from mutua.federation.store import State, Store, not_finite
 from mutua.methods import FML, FMLU, FedAvg, FedMD, FineTuned, Independent, Part, Participant, Schedule, weights
 from mutua.rounds.events import Finished, Reached, Rejected, Stopped
-from mutua.rounds.guard import LARGE, Guard, too_long
+from mutua.rounds.guard import LARGE_REPLY, Guard, too_long
 from mutua.rounds.loop import Rounds
 from mutua.rounds.state import RunState
 from mutua.support.tensor_files import Tensors
@@ -74,7 +74,7 @@ def same(one: State, two: State, identical: Identical) -> bool:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is refused for its size before somebody diverges."""
-    monkeypatch.setattr("mutua.rounds.guard.HUGE", float("inf"))
+    monkeypatch.setattr("mutua.rounds.guard.HUGE_REPLY", float("inf"))
 
 
 @pytest.mark.parametrize("factor", [1e4, 1e10, 1e30, -3e37])
@@ -141,14 +141,14 @@ def test_from_wherever_it_is_resumed_the_bytes_are_the_same(
     """Also between the bad merge and its discovery: what is needed to undo it is in the checkpoint."""
     whole = simulate(FML(), members(), tamper=times(1e30, 2, 3), **PLAN)
     for round in range(5):
-        (reached,) = (e.standing for e in whole.events if isinstance(e, Reached) and e.standing.round == round)
+        (reached,) = (e.run_state for e in whole.events if isinstance(e, Reached) and e.run_state.round == round)
         again = simulate(FML(), members(), tamper=times(1e30, 2, 3), go=False, **PLAN)
         first = simulate(FML(), members(), tamper=times(1e30, 2, 3), go=False, **PLAN)
         stopped = stop_after(first, round)
         saved = decode_state(b"".join(bytes(piece) for piece in encode_state(stopped.server, round=round)))[0]
         assert same(saved, reached.server, identical)
         again.engine.open(again.job, again.federation, stopped.stores)
-        rest = type(again)(again.prepared, again.engine, standing=replace(stopped, server=saved))
+        rest = type(again)(again.prepared, again.engine, run_state=replace(stopped, server=saved))
         rest.run()
         assert identical(rest.server.state["global"], whole.server.state["global"]), round
         for client in "abc":
@@ -159,10 +159,10 @@ def stop_after(run: Rounds, round: int) -> RunState:
     found: list[RunState] = []
 
     def stop(event: Any) -> None:
-        if isinstance(event, Reached) and event.standing.round == round:
+        if isinstance(event, Reached) and event.run_state.round == round:
             raise KeyboardInterrupt
         if isinstance(event, Stopped):
-            found.append(event.standing)
+            found.append(event.run_state)
 
     run.callbacks = [stop]
     with pytest.raises(KeyboardInterrupt):
@@ -222,10 +222,10 @@ def test_where_all_diverge_the_run_stops_with_what_was_good(
         run.run()
     assert ("; of the replies merged before, none is far longer" in str(error.value)) == bool(method.shares)
     stopped = run.events[-1]
-    assert isinstance(stopped, Stopped) and stopped.standing.round == 2
+    assert isinstance(stopped, Stopped) and stopped.run_state.round == 2
     assert all_finite(run)
     for client in "abc":
-        assert same(stopped.standing.stores[client].state, run.engine.kept[2, client], identical)
+        assert same(stopped.run_state.stores[client].state, run.engine.kept[2, client], identical)
 
 
 def test_a_round_of_refused_replies_leaves_everybody_where_they_were_and_can_be_done_again(
@@ -238,11 +238,11 @@ def test_a_round_of_refused_replies_leaves_everybody_where_they_were_and_can_be_
     with pytest.raises(RunError, match=r"^round 2: 0 of 3 replies .*; refused: a: .*; b: .*; c: .* hold NaN"):
         run.run()
     stopped = run.events[-1]
-    assert isinstance(stopped, Stopped) and stopped.standing.round == 1
-    assert [store.commits[-1].round for store in stopped.standing.stores.values()] == [1, 1, 1]
+    assert isinstance(stopped, Stopped) and stopped.run_state.round == 1
+    assert [store.commits[-1].round for store in stopped.run_state.stores.values()] == [1, 1, 1]
     whole, again = simulate(FML(), federate(), **PLAN), simulate(FML(), federate(), go=False, **PLAN)
-    again.engine.open(again.job, again.federation, stopped.standing.stores)
-    rest = type(again)(again.prepared, again.engine, standing=stopped.standing)
+    again.engine.open(again.job, again.federation, stopped.run_state.stores)
+    rest = type(again)(again.prepared, again.engine, run_state=stopped.run_state)
     rest.run()
     assert identical(rest.server.state["global"], whole.server.state["global"])
 
@@ -259,11 +259,11 @@ def test_under_privacy_a_refused_reply_is_sent_again_as_it_was_not_noised_anew(
     run = simulate(FML(), federate(), tamper=spoil, go=False, **plan)
     with pytest.raises(RunError, match=r"^round 2: 0 of 3 replies could be merged"):
         run.run()
-    standing = run.events[-1].standing
-    sent = {client: store.commits[-1].reply for client, store in standing.stores.items()}
+    run_state = run.events[-1].run_state
+    sent = {client: store.commits[-1].reply for client, store in run_state.stores.items()}
     again = simulate(FML(), federate(), go=False, **plan)
-    again.engine.open(again.job, again.federation, standing.stores)
-    type(again)(again.prepared, again.engine, standing=standing).run()
+    again.engine.open(again.job, again.federation, run_state.stores)
+    type(again)(again.prepared, again.engine, run_state=run_state).run()
     for client, message in sent.items():
         assert identical(again.engine.replies[2, client].message.arrays("meme"), message.arrays("meme"))
 
@@ -280,7 +280,7 @@ def test_a_merge_that_is_not_finite_is_not_kept(federate: Federate, simulate: Si
     with pytest.raises(RunError, match=r"^round 2: global 'body.weight' of the merged would hold NaN"):
         run.run()
     assert not_finite(run.server.state, {}) is None
-    assert run.events[-1].standing.round == 1
+    assert run.events[-1].run_state.round == 1
 
 
 def test_masks_of_infinity_are_no_divergence() -> None:
@@ -296,10 +296,10 @@ def test_masks_of_infinity_are_no_divergence() -> None:
 def test_who_is_suspect_and_how_it_is_saved() -> None:
     sent = {"a": 1.0, "b": 2.0, "c": 21.0, "d": 3e38}
     replies = {client: Message(meme=weights({"w": torch.full((4,), v)})) for client, v in sent.items()}
-    found = too_long({c: replies[c] for c in "abc"}, LARGE)
+    found = too_long({c: replies[c] for c in "abc"}, LARGE_REPLY)
     assert found == pytest.approx({"c": 10.5})
-    assert list(too_long(replies, LARGE)) == ["c", "d"]
-    assert too_long({}, LARGE) == {} == too_long({"a": replies["d"]}, LARGE)
+    assert list(too_long(replies, LARGE_REPLY)) == ["c", "d"]
+    assert too_long({}, LARGE_REPLY) == {} == too_long({"a": replies["d"]}, LARGE_REPLY)
     guard = Guard(True, {"c": 10.5}, {"global": {"w": torch.ones(2)}, "velocity": {}})
     state, back = Guard.loaded(guard.saved({"global": {"w": torch.zeros(2)}}))
     assert list(state) == ["global"] and back.up and back.suspects == guard.suspects
@@ -322,7 +322,7 @@ def test_fedmd_refuses_the_huge_scores_and_not_the_honest_clients(
 ) -> None:
     """At once or, where the limit is higher, when the others diverge on what came of them."""
     if not at_once:
-        monkeypatch.setattr("mutua.rounds.guard.HUGE", float("inf"))
+        monkeypatch.setattr("mutua.rounds.guard.HUGE_REPLY", float("inf"))
     federation = federate([13, 16, 11], global_model=None)
     split = {client.id: carve(client.train, 4, 0, client.id) for client in federation.clients}
     clients = tuple(replace(client, train=split[client.id][0]) for client in federation.clients)
@@ -383,12 +383,12 @@ def test_broken_off_before_the_lie_is_found_the_bytes_are_the_same(
     with pytest.raises(KeyboardInterrupt):
         first.run()
     stop[0] = False
-    stopped = first.events[-1].standing
+    stopped = first.events[-1].run_state
     assert stopped.round == 2
     stores = {client: Store(store.commits[-1:]) for client, store in stopped.stores.items()}
     again = simulate(Frail(), members(), tamper=times(100.0, 2), go=False, **PLAN)
     again.engine.open(again.job, again.federation, stores)
-    rest = type(again)(again.prepared, again.engine, standing=replace(stopped, stores=stores))
+    rest = type(again)(again.prepared, again.engine, run_state=replace(stopped, stores=stores))
     rest.run()
     assert identical(rest.server.state["global"], whole.server.state["global"])
     assert list(rest.participation) == list(whole.participation)
@@ -443,7 +443,7 @@ def test_what_a_merge_could_be_undone_to_is_kept_only_where_it_may_be(
 ) -> None:
     """Not of too few replies; nor under privacy, where both would have to be counted."""
     run = simulate(FML(), members(), tamper=times(100.0, 2), **PLAN, **more)
-    (after,) = (e.standing for e in run.events if isinstance(e, Reached) and e.standing.round == 2)
+    (after,) = (e.run_state for e in run.events if isinstance(e, Reached) and e.run_state.round == 2)
     assert ("guard spare global" in after.server) == there
 
 

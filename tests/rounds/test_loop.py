@@ -291,13 +291,13 @@ def test_with_too_few_left_the_run_stops_where_it_can_go_on(
         with pytest.raises(RunError, match=r"^round 2: 1 of 3 .*; refused: a: no reply came; c: no reply came$"):
             run.run()
     stopped = run.events[-1]
-    assert isinstance(stopped, Stopped) and stopped.standing.round == 1
-    assert max(row.round for row in stopped.standing.history) == 1
-    assert max(entry.round for entry in stopped.standing.ledger) == 1
+    assert isinstance(stopped, Stopped) and stopped.run_state.round == 1
+    assert max(row.round for row in stopped.run_state.history) == 1
+    assert max(entry.round for entry in stopped.run_state.ledger) == 1
     # They are back. The one that had done its work does not do it again.
     engine, events = type(run.engine)(), []
-    engine.open(run.job, run.federation, stopped.standing.stores)
-    again = type(run)(run.prepared, engine, [events.append], stopped.standing)
+    engine.open(run.job, run.federation, stopped.run_state.stores)
+    again = type(run)(run.prepared, engine, [events.append], stopped.run_state)
     again.run()
     second = [event.reply for event in events if isinstance(event, Trained) and event.round == 2]
     assert [reply.seconds == 0 for reply in second] == [False, True, False]
@@ -322,14 +322,14 @@ def test_a_round_broken_off_when_it_was_merged_stands_before_it(
         with pytest.raises(KeyboardInterrupt):
             run.run()
     assert identical(run.server.state["global"], whole.globals[2])
-    standing = run.events[-1].standing
-    assert standing.round == 1 and identical(standing.server["global"], whole.globals[1])
-    assert list(standing.history) == [row for row in whole.history if row.round <= 1]
-    assert list(standing.ledger) == [entry for entry in whole.ledger if entry.round <= 1]
-    assert [store.commits[-1].round for store in standing.stores.values()] == [2, 2, 2]
+    run_state = run.events[-1].run_state
+    assert run_state.round == 1 and identical(run_state.server["global"], whole.globals[1])
+    assert list(run_state.history) == [row for row in whole.history if row.round <= 1]
+    assert list(run_state.ledger) == [entry for entry in whole.ledger if entry.round <= 1]
+    assert [store.commits[-1].round for store in run_state.stores.values()] == [2, 2, 2]
     engine = type(run.engine)()
-    engine.open(run.job, run.federation, standing.stores)
-    again = type(run)(run.prepared, engine, standing=standing)
+    engine.open(run.job, run.federation, run_state.stores)
+    again = type(run)(run.prepared, engine, run_state=run_state)
     again.run()
     assert list(again.history) == list(whole.history) and list(again.ledger) == list(whole.ledger)
 

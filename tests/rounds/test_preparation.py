@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mutua import Architecture, Federation, Method, Samples, run
+from mutua import Architecture, Federation, InputError, Method, Plan, Samples, run
 from mutua.data.public import Public
 from mutua.methods import FedAvg, FedH2L, FedMD, Hub
 from mutua.rounds.loop import Rounds
+from mutua.rounds.preparation import prepare
 
 Federate = Callable[..., Federation]
 Blobs = Callable[..., Samples]
@@ -75,3 +76,11 @@ def test_a_run_from_the_command_line_is_prepared_once(
     done = command("run", "tiny.yaml", *changes, "--workers", 1)
     assert done.code == 0, done.err
     assert before_the_first_round == [{"arrange": 1, "reply_bytes": 1, "build": builds}]
+
+
+def test_shares_give_every_name_a_kind(federate: Any) -> None:
+    class Old(FedAvg):
+        shares = property(lambda self: {"weights": "meme"})  # type: ignore[assignment]
+
+    with pytest.raises(InputError, match=r"^Old.shares: 'weights' is declared as 'meme'; give each name a kind"):
+        prepare(Old(), federate(), Plan())

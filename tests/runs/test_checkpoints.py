@@ -52,7 +52,7 @@ def stored(round: int, reply: Message | None = None) -> Store:
     return Store([Commit(round, state(round), reply, {"personal": 0.1 + round})])
 
 
-def standing(round: int, **clients: int) -> RunState:
+def run_state(round: int, **clients: int) -> RunState:
     return RunState(
         round, {"global": {"w": torch.tensor(float(round))}}, {c: stored(r) for c, r in clients.items()}
     )
@@ -164,7 +164,7 @@ def test_the_three_lines_of_the_documents_load_a_model(finished: Any, tmp_path: 
 
 def test_server_and_clients_are_apart_and_only_what_changed_is_written(tmp_path: Path) -> None:
     held = CheckpointFolder(tmp_path)
-    first = held.write(standing(1, a=1, b=1), **FACTS)
+    first = held.write(run_state(1, a=1, b=1), **FACTS)
     assert names(tmp_path) == {
         "000001.json",
         "server/000001.safetensors",
@@ -172,7 +172,7 @@ def test_server_and_clients_are_apart_and_only_what_changed_is_written(tmp_path:
         "clients/b/000001.safetensors",
     }
     before = (tmp_path / "clients/b/000001.safetensors").stat()
-    second = held.write(standing(2, a=2, b=1), **FACTS)
+    second = held.write(run_state(2, a=2, b=1), **FACTS)
     assert not (tmp_path / "clients/b/000002.safetensors").exists()
     after = (tmp_path / "clients/b/000001.safetensors").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -199,11 +199,11 @@ def test_a_reply_is_kept_until_the_server_has_merged_it(tmp_path: Path) -> None:
 def test_stopped_in_the_clients_start(tmp_path: Path) -> None:
     """There is no server's state yet, and the next checkpoint takes its place."""
     held = CheckpointFolder(tmp_path)
-    held.write(replace(standing(-1, a=0), server={}), **FACTS)
+    held.write(replace(run_state(-1, a=0), server={}), **FACTS)
     again = CheckpointFolder(tmp_path)
     assert again.newest is not None and again.newest.round == -1 and again.newest.server is None
     assert again.load(again.newest)[0] == {}
-    again.write(standing(0, a=0, b=0), **FACTS)
+    again.write(run_state(0, a=0, b=0), **FACTS)
     assert list(again.kept) == list(CheckpointFolder(tmp_path).kept) == [0]
 
 
@@ -225,7 +225,7 @@ def held_of(path: Path, **validation: float | None) -> CheckpointFolder:
     held = CheckpointFolder(path)
     for name, value in validation.items():
         round = int(name[1:])
-        held.write(standing(round, a=round, b=0), validation=value, **FACTS)
+        held.write(run_state(round, a=round, b=0), validation=value, **FACTS)
     return held
 
 
@@ -362,7 +362,7 @@ def test_files_larger_than_the_limit_are_neither_written_nor_read(
         with monkeypatch.context() as patch:
             patch.setattr(safe_reading, limit, 100)
             with pytest.raises(RunError, match="it is too large"):
-                held.write(standing(3, a=3), **FACTS)
+                held.write(run_state(3, a=3), **FACTS)
 
 
 def sealed(**changes: Any) -> str:
@@ -400,7 +400,7 @@ def test_a_manifest_that_is_not_whole_says_what_is_wrong(text: str, said: str, t
 
 def test_a_clients_file_under_anothers_name_is_refused(tmp_path: Path) -> None:
     held = CheckpointFolder(tmp_path)
-    made = held.write(standing(1, a=1, b=1), **FACTS)
+    made = held.write(run_state(1, a=1, b=1), **FACTS)
     data = (tmp_path / "clients/b/000001.safetensors").read_bytes()
     (tmp_path / "clients/a/000001.safetensors").write_bytes(data)
     swapped = made.model_copy(update={"clients": {**made.clients, "a": made.clients["b"]}})
@@ -425,7 +425,7 @@ def test_everything_is_on_the_disk_before_it_is_named(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "fsync", fsync)
-    CheckpointFolder(tmp_path / "checkpoints").write(standing(1, a=1), **FACTS)
+    CheckpointFolder(tmp_path / "checkpoints").write(run_state(1, a=1), **FACTS)
     at = done.index
     for name in ("000001.safetensors", "000001.json"):
         assert at(f"sync {name}.aside") < at(f"name {name}")

@@ -28,6 +28,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "fedh2l": {"public": {"share": 0.3}},
     "fedmd": {"public": {"share": 0.3}},
     "aggregated": {"public": {"share": 0.3}},
+    "datasharing": {"public": {"share": 0.3}},
 }
 QUICK = {
     "finetuned": {"tune_epochs": 2},
@@ -278,5 +279,5 @@ def test_what_is_not_a_run(finished: Finished, tmp_path: Path) -> None:
         RunFolder.open(finished()[0]).client("c7")
     with pytest.raises(InputError, match=r"--client: '\.\./c0' is not in"):
         RunFolder.open(finished()[0]).client("../c0")
-    with pytest.raises(InputError, match=r"holds no global model, for method independent has none"):
+    with pytest.raises(InputError, match=r"has no global model, because method independent has none"):
         RunFolder.open(finished("independent")[0]).shared()

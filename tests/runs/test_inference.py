@@ -6,7 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import mutua
+from conftest import X, Y, federation, quick
 from mutua import InputError, load
+from mutua.methods import FedAvg, Message, Participant, Shifted, Weighted
 from mutua.runs.folder import RunFolder
 from mutua.runs.inference import export, predict
 from mutua.runs.saved_models import SavedModel
@@ -220,3 +223,46 @@ def test_what_cannot_be_predicted_is_one_line(model: SavedModel, digits: Any, tm
         with pytest.raises(InputError, match=said) as caught:
             predict(model, path)
         assert "\n" not in str(caught.value)
+
+
+# Predictors of several models
+
+
+class Both(FedAvg):
+    """The corrected global and a model of the client's own, with fixed weights: a composite in a composite."""
+
+    name: ClassVar[str] = "both"
+
+    def start(self, client: Participant) -> None:
+        client.initialise("personal")
+        client.initialise("second")
+
+    def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
+        shift = torch.arange(float(len(client.task.classes)))
+        shared = client.composite(Shifted(shift), model=client.fork(brief))
+        if "personal" not in client.state:
+            return shared
+        own = {name: client.model(name) for name in ("personal", "second")}
+        return client.composite(Weighted(torch.tensor([0.5, 0.3, 0.2]), 0.01), shared=shared, **own)
+
+
+def test_a_composite_is_saved_opened_predicted_with_exported_and_joined(tmp_path: Path) -> None:
+    result = quick(Both(), federation(), rounds=2)
+    result.save(tmp_path / "run")
+    opened = mutua.open_run(tmp_path / "run")
+    for client in result.clients:
+        assert torch.equal(opened.predictor(client.id)(X), client.predictor(X))
+    card = json.loads((tmp_path / "run" / "clients" / "c0" / "card.json").read_text())
+    assert list(card["architecture"]["parts"]) == ["shared", "personal", "second"]
+    assert card["architecture"]["parts"]["shared"]["rule"]["name"] == "shifted"
+    assert "weights[m]" in card["architecture"]["rule"]["formula"]
+    weights, described = export(opened.folder.client("c0"), tmp_path / "exported")
+    assert "parts" in json.loads(described.read_text())["architecture"]
+    held = load_file(weights)
+    scores = [held[f"{n}.head.weight"].shape[0] for n in ("shared.model", "personal", "second")]
+    assert scores == [3, 3, 3] and torch.equal(held["rule.weights"], torch.tensor([0.5, 0.3, 0.2]))
+    np.savez(tmp_path / "new.npz", x=X, y=Y)
+    joined = opened.join(tmp_path / "new.npz", how="global", name="newcomer")
+    served = mutua.open_run(tmp_path / "run").predictor("newcomer")
+    shift = served.model.get_submodule("rule").get_buffer("shift")
+    assert joined.accuracy["predictor"] is not None and shift.tolist() == [0, 1, 2]

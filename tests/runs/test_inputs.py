@@ -136,7 +136,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Callable[[], None], str]] = {
     "rounds": (
         PEERS,
         edit("x/recipe.yaml", "rounds: 3", "rounds: 7"),
-        "recipe.yaml: rounds was 3, is 7; say by --rounds how",
+        "recipe.yaml: rounds was 3, is 7; give --rounds to say how",
     ),
     "a line less": (PEERS, edit("x/recipe.yaml", "topology: ring.txt\n", ""), "topology was 'ring.txt', is 'all'"),
     "path": (SHARED, edit("x/recipe.yaml", "path: data.npz", "path: ring.txt"), "data.path was 'data.npz', is 'r"),
@@ -222,17 +222,17 @@ def test_a_damaged_recipe_is_written_anew_as_the_checkpoint_has_it(
     done = command("run", "--resume", "x")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert done.err.rstrip().endswith(
-        "; remove x/recipe.yaml, and the same command writes it anew as the checkpoint has it"
+        "; remove x/recipe.yaml, and the same command writes it again from the checkpoint"
     )
     if text != "method: fedwhat\n":
-        assert "remove it, and 'mutua run --resume x' writes it anew" in command("runs", "show", "x").err
+        assert "remove it, and 'mutua run --resume x' writes it again" in command("runs", "show", "x").err
     file.unlink()
     done = command("run", "--resume", "x")
     assert done.code == 0, done.err
-    assert "note: recipe.yaml was not there; it is written anew as the run's record has it\n" in done.err
+    assert "note: recipe.yaml was not there; it is written again from the run's record\n" in done.err
     assert file.read_text() == whole
     file.unlink()  # of a finished run too
-    assert "written anew" in command("run", "--resume", "x").err
+    assert "written again" in command("run", "--resume", "x").err
     assert file.read_text() == whole
 
 
@@ -243,7 +243,7 @@ def test_a_damaged_recipe_without_a_checkpoint_is_one_line(command: Command, tmp
     Path("x/recipe.yaml").write_text("[")
     done = command("run", "--resume", "x")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "put back the one that the run began with, or begin anew in another folder" in done.err
+    assert "put back the one that the run began with, or begin a new run in another folder" in done.err
 
 
 def test_a_run_of_an_older_mutua_goes_on_and_says_what_is_not_known(
@@ -257,7 +257,7 @@ def test_a_run_of_an_older_mutua_goes_on_and_says_what_is_not_known(
         path.write_text(json.dumps({"sha256": _sum(body), **body}))
     done = command("run", "--resume", "x")
     assert done.code == 0
-    note = "note: an older mutua began this run; whether what it is made of has changed is not known"
+    note = "note: an older mutua began this run; whether its inputs have changed is not known"
     assert note in done.err.splitlines()
 
 
@@ -283,7 +283,7 @@ def test_a_checksum_is_of_every_byte_and_shows_how_far_it_has_come(place: Path) 
 
 @pytest.mark.parametrize("rows", [1, 1000])
 def test_chunks_cover_an_array_whatever_its_layout(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "CHUNK", 8 * rows)
+    monkeypatch.setattr(inputs, "HASHED_AT_ONCE", 8 * rows)
     x = torch.arange(24.0).view(4, 3, 2)
     same = x.transpose(0, 2).contiguous().transpose(0, 2)
     assert not same.is_contiguous()

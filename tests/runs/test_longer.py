@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ import pytest
 import torch
 import yaml
 
+import killing
 import mutua
+from killing import RECIPE, begin, stop_at
 from mutua import InputError, Recipe, RunError
-from mutua.federation.store import Store
 from mutua.methods import base
 from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.execute import execute
@@ -26,25 +26,14 @@ from mutua.runs.resuming import ResumedRecorder
 
 Command = Callable[..., Any]
 
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "data": {"name": "mnist5k", "samples_per_client": 20},
-    "partition": {"kind": "iid", "clients": 3},
-    "models": {"global": {"name": "mlp", "width": 0.1}, "clients": {"name": "mlp", "width": 0.05}},
-    "batch_size": 7,
-    "client_fraction": 0.7,
-    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
-    "device": "cpu",
-}
-GATE = {"name": "mlp", "width": 0.05}
+TINY = {key: value for key, value in RECIPE.items() if key not in ("rounds", "checkpoints")}
 NEEDS: dict[str, dict[str, Any]] = {
-    "fedh2l": {"public": {"share": 0.3}},
+    **killing.NEEDS,
     "fedmd": {"public": {"share": 0.3}, "evaluate_every": 2},
-    "aggregated": {"public": {"share": 0.3}},
-    "mixture": {"method": {"name": "mixture", "mixture_epochs": 2, "gate": GATE}},
     "finetuned": {"method": {"name": "finetuned", "tune_epochs": 2}, "evaluate_every": 3},
     "independent": {"partition": {"kind": "majority", "clients": 3, "p": 0.6}},
     "fmlu": {"optimizer": {"name": "adam", "lr": [0.01, 0.002]}, "checkpoints": {"keep": 1}},
+    "fml": {},
 }
 
 
@@ -57,10 +46,6 @@ def recipe_of(method: str, rounds: int, **more: Any) -> Recipe:
     return Recipe.of({**TINY, "method": method, **NEEDS.get(method, {}), "rounds": rounds, **more})
 
 
-def begin(recipe: Recipe, place: Path) -> None:
-    execute(recipe, recipe.federation(), Recorder.create("tiny", 0, place))
-
-
 def longer(place: Path, rounds: int | None) -> RunFolder:
     folder = ResumedRecorder(place, rounds=rounds)
     recipe = folder.recipe
@@ -69,19 +54,10 @@ def longer(place: Path, rounds: int | None) -> RunFolder:
 
 
 def left(place: Path) -> dict[str, Any]:
-    """All that a run has left but for times, and the state of its last checkpoint."""
-    apart = ("lock", "run.json", "events.jsonl")
-    found: dict[str, Any] = {
-        str(path.relative_to(place)): path.read_bytes()
-        for path in place.rglob("*")
-        if path.is_file() and path.name not in apart and path.relative_to(place).parts[0] != "checkpoints"
-    }
-    record = json.loads((place / "run.json").read_text())
-    del record["summary"]["seconds"]
+    """All that a run has left but for times, and how its last checkpoint can be made longer."""
     newest = CheckpointFolder(place / "checkpoints").newest
     assert newest is not None
-    state = newest.round, newest.server, newest.clients, newest.before, newest.unfinished
-    return {**found, "run.json": record, "state": state}
+    return {**killing.left(place), "longer": (newest.before, newest.unfinished)}
 
 
 @pytest.mark.parametrize("method", base.method_names())
@@ -110,16 +86,7 @@ def test_a_stopped_run_becomes_longer_too(
     """Stopped in the clients' start, in rounds, and in their last work, with some of them done."""
     settings = {"checkpoints": {"seconds": seconds}}
     begin(recipe_of(method, 4, **settings), tmp_path / "planned")
-    real, done = Store.commit, 0
-
-    def stop(*given: Any) -> None:
-        nonlocal done
-        done += 1
-        real(*given)
-        if done == commits:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Store, "commit", stop)
+    stop_at(commits, monkeypatch)
     with pytest.raises(RunError, match="stopped by Ctrl-C"):
         begin(recipe_of(method, 2, **settings), tmp_path / "run")
     longer(tmp_path / "run", 4)
@@ -252,7 +219,9 @@ def test_other_changes_are_refused_and_so_is_a_run_without_checkpoints(command: 
     command("runs", "prune", "x", "--keep", "0")
     tables = {table: table.read_bytes() for table in (tmp_path / "x").glob("*.csv")}
     done = command("run", "--resume", "x", "--rounds", "3")
-    assert done.err == "mutua: --rounds: x cannot become longer, for its checkpoints are gone; begin a new run\n"
+    assert (
+        done.err == "mutua: --rounds: x cannot become longer, because its checkpoints are gone; begin a new run\n"
+    )
     assert len(tables) == 3 and all(table.read_bytes() == was for table, was in tables.items())
     assert "--rounds: 3: it is for --resume" in command("run", "r.yaml", "--rounds", "3").err
 

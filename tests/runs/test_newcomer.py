@@ -329,7 +329,7 @@ def test_what_cannot_join_is_one_line_and_leaves_nothing(finished: Finished, dig
         assert not out.exists(), given
     with pytest.raises(InputError, match="how: 'mutual', but fedavg does no mutual learning"):
         join(RunFolder.open(finished("fedavg")[0]), digits, how="mutual", out=out)
-    with pytest.raises(InputError, match="holds no global model, for method independent has none"):
+    with pytest.raises(InputError, match="has no global model, because method independent has none"):
         join(RunFolder.open(finished("independent")[0]), digits, how="global", out=out)
     assert not out.exists()
 

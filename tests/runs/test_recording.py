@@ -44,7 +44,7 @@ def test_history_and_ledger_grow_with_the_rounds(tiny: dict[str, Any], tmp_path:
         (RunError("round 1: no luck"), "^round 1: no luck; to go on: mutua run --resume "),
         (
             OSError(28, "No space left on device"),
-            "^cannot write to .*: No space left on device; mend that; to go on: ",
+            "^cannot write to .*: No space left on device; fix that; to go on: ",
         ),
     ],
 )
@@ -55,7 +55,7 @@ def test_what_stops_a_run_leaves_what_it_had(
     folder = Recorder.create("tiny", 0, tmp_path / "run")
 
     def stop(event: Any) -> None:
-        if type(event).__name__ == "Reached" and event.standing.round == 1:
+        if type(event).__name__ == "Reached" and event.run_state.round == 1:
             raise problem
 
     with pytest.raises(RunError, match=said) as caught:

@@ -241,7 +241,7 @@ def stopped(tmp_path: Path, whole: Any) -> Path:
 
 def stop_after(round: int) -> Callable[[Any], None]:
     def stop(event: Any) -> None:
-        if type(event).__name__ == "Reached" and event.standing.round == round:
+        if type(event).__name__ == "Reached" and event.run_state.round == round:
             raise RunError("enough")
 
     return stop
@@ -477,9 +477,7 @@ def test_a_disk_that_refuses_stops_the_run_in_one_line_and_the_last_checkpoint_i
         return real(*given, **more)
 
     monkeypatch.setattr(owner, name, refuse)
-    with pytest.raises(
-        RunError, match=f"^cannot write to {place}: No space left on device; mend that; to go on: "
-    ):
+    with pytest.raises(RunError, match=f"^cannot write to {place}: No space left on device; fix that; to go on: "):
         begin(recipe_of("fmlu"), place, federation)
     monkeypatch.undo()
     held = RunFolder(place).checkpoints
@@ -532,7 +530,7 @@ def test_a_full_disk(whole: Any, tmp_path: Path) -> None:
 
     def work(mount: Callable[..., None]) -> None:
         mount("tmpfs", tmp_path, 0, "size=700k")
-        with pytest.raises(RunError, match=r"^cannot write to .*: No space left on device; mend that; to go on: "):
+        with pytest.raises(RunError, match=r"^cannot write to .*: No space left on device; fix that; to go on: "):
             begin(recipe_of("fmlu"), tmp_path / "run", federation)
         held = RunFolder(tmp_path / "run").checkpoints
         assert held.kept and not held.damaged and held.load(held.kept[max(held.kept)])

@@ -106,8 +106,8 @@ def test_rows_that_a_file_holds_leave_memory_and_the_run_ends_in_the_same_bytes(
 
 
 def _logs(event: Reached) -> list[Any]:
-    standing: Any = event.standing
-    return [standing.history.log, standing.ledger.log, standing.participation.log]
+    run_state: Any = event.run_state
+    return [run_state.history.log, run_state.ledger.log, run_state.participation.log]
 
 
 def test_results_of_a_sweep_are_not_written_after_every_run_but_are_whole_at_the_end(

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from killing import begin, forked, go_on, left, recipe_of, waited
+from killing import begin, forked, go_on, left, recipe_of, stop_at, waited
 from mutua import Message, Recipe, RunError
-from mutua.federation.store import Store
 from mutua.methods import FineTuned, Participant, weights
 from mutua.runs.execute import execute
 from mutua.runs.resuming import ResumedRecorder
@@ -78,21 +77,6 @@ def test_made_longer_it_has_the_bytes_of_a_run_planned_so_long(
     assert undone(tmp_path / "planned") == ("train" in verbs or (verbs == "predictor" and every == 1))
     lengthened(tmp_path / "run", LAST + 2)
     assert left(tmp_path / "run") == left(tmp_path / "planned")
-
-
-def stop_at(number: int, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None) -> None:
-    """Ctrl-C once so many clients' works are committed."""
-    real, done = Store.commit, 0
-
-    def commit(*given: Any) -> None:
-        nonlocal done
-        done += 1
-        real(*given)
-        if done == number:
-            os.kill(os.getpid(), signal.SIGINT)
-            then()
-
-    monkeypatch.setattr(Store, "commit", commit)
 
 
 # Three clients' start and two rounds; c2's last work on what is spoilt; then all three's on what is good.

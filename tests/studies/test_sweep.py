@@ -22,14 +22,19 @@ import pytest
 import yaml
 
 from conftest import csv_rows
+from mutua import Federation, Method, Plan
 from mutua.methods import FedAvg, Independent
 from mutua.recipe.recipe import expand
 from mutua.reports.sections.better_off import better_off_blocks
 from mutua.reports.sections.results import difference_tables
 from mutua.reports.study import read_study
+from mutua.rounds.preparation import Prepared, prepare
+from mutua.studies import sweep_work
 from mutua.studies.sweep import PlannedRun, Sweep
+from mutua.studies.sweep_runner import run_sweep
 from mutua.support import signals
 from mutua.support.folders import FolderLock, in_use
+from mutua.support.processes import can_fork
 
 Command = Callable[..., Any]
 GRID = {
@@ -321,6 +326,42 @@ def test_a_folder_of_another_recipe_is_refused(gridded: Command, tmp_path: Path)
     for name in ("lock", "results.csv.aside"):
         (tmp_path / "z" / name).touch()
     assert gridded(*words[:-1], "z").code == 0
+
+
+@pytest.mark.skipif(not can_fork(), reason="only a forked process inherits what its parent has prepared")
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_run_is_prepared_once(
+    newcomer: bool, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found before the sweep is handed to the runs with the first federation; the bytes are the same."""
+    told = tmp_path / "told"
+
+    def prepared_there(method: Method, federation: Federation, plan: Plan) -> Prepared:
+        with told.open("a") as file:  # a process of its own adds a line
+            file.write(f"{vars(method)['alpha']} {plan.seed}\n")
+        return prepare(method, federation, plan)
+
+    monkeypatch.setattr(sweep_work, "prepare", prepared_there)
+    tree = {**tiny, "partition": {"kind": "iid", "clients": 3}}
+    data = {"20": {}, "30": {"data.samples_per_client": 30}}
+    grid = {"data": data, "alpha": {"low": {"method.alpha": 0.2}, "high": {"method.alpha": 0.8}}}
+    found: list[tuple[list[str], dict[str, bytes]]] = []
+    for checked in (False, True):
+        told.write_text("")
+        sweep = Sweep(tmp_path / str(checked), expand(tree, grid), [0, 1], newcomer=newcomer)
+        with sweep.locked():
+            if checked:
+                sweep.check(None, "grid")
+                assert len({id(one.given) for one in sweep.prepared.values()}) == 1
+            outcome = run_sweep(sweep, lambda news: None, workers=2)
+        assert not outcome.failed and not sweep.prepared
+        histories = {name: history for name, (_, history) in runs(sweep.place).items()}
+        found.append((sorted(told.read_text().splitlines()), histories))
+    (all_of_them, one), (rest, other) = found
+    assert all_of_them == sorted(["0.2 0", "0.2 1", "0.8 0", "0.8 1"] * 2)
+    # The others are those of the second federation, and of seed 1.
+    assert rest == sorted(["0.2 0", "0.8 0", *["0.2 1", "0.8 1"] * 2])
+    assert len(one) == 8 and one == other
 
 
 def test_alone_is_the_same_data_and_the_nearest_cell(

@@ -19,7 +19,7 @@ from mutua.recipe.grid import Cell
 from mutua.runs.folder import RunFolder
 from mutua.runs.recording import Recorder
 from mutua.studies.sweep import PlannedRun
-from mutua.studies.sweep_runner import _recorder
+from mutua.studies.sweep_work import _recorder
 from mutua.support import importing
 
 NETS = """

@@ -60,6 +60,25 @@ def test_a_second_one_does_not_wait() -> None:
         pytest.fail("not heard")
 
 
+def test_another_thread_is_never_stopped_by_a_signal() -> None:
+    """A signal that waits for the main thread does not raise where a thread of a library ends its own block."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with signals.deferred(), signals.allowed():
+                pass
+        except KeyboardInterrupt as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    with pytest.raises(KeyboardInterrupt), signals.handled(), signals.deferred():
+        send()
+        thread.start()
+        thread.join()
+    assert not raised
+
+
 def test_inside_the_loop_it_is_heard_between_steps_only() -> None:
     done: list[str] = []
 

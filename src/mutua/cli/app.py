@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mutua import __version__, errors
-from mutua.cli import catalogue, data, demo, reporting, running, runs, studies, trained_models
+from mutua.cli import catalogue, data, demo, deploy, ledger, reporting, running, runs, studies, trained_models
 from mutua.errors import MutuaError, short_of_memory
 from mutua.support import signals
 from mutua.support.output_streams import surviving_output
@@ -29,6 +30,8 @@ app.command("methods")(catalogue.methods_command)
 app.command("models")(catalogue.models_command)
 app.add_typer(data.app, name="data")
 app.add_typer(runs.app, name="runs")
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(ledger.app, name="ledger")
 
 
 @app.callback(invoke_without_command=True)
@@ -79,15 +82,21 @@ def _invoke() -> int:
             return _complain("there was no memory left; free some, raise its limit (ulimit), or use less data", 1)
         if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find
             raise
-        said = (
-            error.format_message()
-            .rstrip(".")
-            .replace("Value error, ", "")
-            .replace("Input should be", "it must be")
-        )
+        said = _usage(error.format_message())
         command = context.command_path if (context := getattr(error, "ctx", None)) else "mutua"
         return _complain(f"{said}{'' if said.endswith('?') else ';'} see '{command} --help'", 2)
     return _complain("stopped by Ctrl-C", 1) if stopped else 0
+
+
+def _usage(said: str) -> str:
+    """What typer says of a wrong command line; versions before 0.26 word it otherwise, and suggest twice."""
+    said = said.rstrip(".").replace("Value error, ", "").replace("Input should be", "it must be")
+    said = re.sub(r"^No such option '([^']+)'\.?", r"No such option: \1", said)
+    first, *again = re.split(r" \(?(?=Did you mean )", said)
+    known = re.findall("'([^']*)'", again[0]) if again else []
+    if known and first.startswith("No such option"):
+        return f"{first} (Possible options: {', '.join(known)})"
+    return f"{first} {again[0]}" if again else said
 
 
 def _complain(message: str, code: int) -> int:

@@ -54,15 +54,39 @@ def data_show_command(
 ) -> None:
     """Draw and print how many samples of each class every client has."""
     from mutua.reports import console
-    from mutua.reports.labels import counts_by_client, show_counts
+    from mutua.reports.labels import columns_by_client, counts_by_client, show_columns, show_counts
 
     loaded = load_recipe(recipe, sets, seed)
     federation = loaded.federation(data_dir)
-    counts = counts_by_client(federation)
+    counts, columns = counts_by_client(federation), columns_by_client(federation)
     if as_json:
-        print_json(counts.summary(), indent=None)
+        print_json({**counts.summary(), **({"columns": columns} if columns else {})}, indent=None)
         return
     target = out or Path(f"{loaded.name}-labels.png")
     counts.draw(target, f"{loaded.name}: training samples by client and class")
     show_counts(counts, federation.notes)
+    if columns:
+        show_columns(columns)
     console.say(f"picture in {target}")
+
+
+@app.command("columns")
+def data_columns_command(
+    file: Annotated[Path, typer.Argument(help="A table: .csv, .jsonl, .parquet or .npz.", metavar="FILE")],
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="A column that is no input: the target, a client, a group. Repeatable.", metavar="NAME"),
+    ] = None,
+) -> None:
+    """Print the columns of a table as a recipe declares them, to be checked and put into it."""
+    import yaml
+
+    from mutua.data.column_specs import declaration
+    from mutua.data.table_files import read_table
+    from mutua.reports.console import download_bar
+    from mutua.support.configuration import local_path
+
+    with download_bar(str(file)) as progress:
+        table = read_table(local_path(file, "FILE"), lambda done, total: progress(done, total))
+    tree = {"columns": declaration(table, without or [])}
+    typer.echo(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None).rstrip())

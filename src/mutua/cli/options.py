@@ -12,6 +12,7 @@ from mutua.errors import line
 
 # Commands import what they use when they run, so that `mutua --help` need not wait for torch.
 if TYPE_CHECKING:
+    from mutua.engines.choice import EngineChoice
     from mutua.recipe.recipe import Recipe
 
 _RECIPE = "A recipe: a YAML file. Paths in it are relative to the current folder."
@@ -35,7 +36,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Device = Annotated[
     Literal["auto", "cpu", "cuda", "mps"] | None, typer.Option(help="Where to compute. Default: the recipe's.")
 ]
-EngineName = Annotated[str, typer.Option(help="Where clients run: local.", metavar="NAME")]
+EngineName = Annotated[str, typer.Option(help="Where the work is done: local or ray.", metavar="NAME")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="With --engine ray: HOST:PORT of a cluster. Default: $RAY_ADDRESS, else Ray on this machine alone.",
+        metavar="HOST:PORT",
+    ),
+]
+GpusPerWorker = Annotated[
+    float | None,
+    typer.Option(help="With --engine ray: a worker's share of a GPU, such as 0.25. Default: none.", metavar="X"),
+]
 WorkersOption = Annotated[
     int | None,
     typer.Option(
@@ -61,7 +73,7 @@ Minutes = Annotated[
     typer.Option(help="Stop after this many minutes; the same command continues.", min=0, metavar="M"),
 ]
 ClientId = Annotated[str, typer.Option("--client", help="Whose model: a client's or newcomer's id.", metavar="ID")]
-IMAGES = "an .npz file, or a folder of images, which are resized to the model's input"
+SAMPLES_HELP = "an .npz file, or a folder of images, which are resized to the model's input"
 
 
 def trust_names(names: list[str] | None) -> None:
@@ -73,6 +85,13 @@ def trust_names(names: list[str] | None) -> None:
             importing.trust(name.strip())
     if sys.stdin.isatty() and sys.stderr.isatty():
         importing.ask = lambda question: typer.confirm(line(question), err=True)
+
+
+def chosen_engine(name: str, address: str | None, gpus_per_worker: float | None) -> EngineChoice:
+    """The engine of --engine, --ray-address and --gpus-per-worker."""
+    from mutua.engines.choice import EngineChoice
+
+    return EngineChoice(name, address, gpus_per_worker)
 
 
 def load_recipe(path: Path, sets: list[str] | None, seed: int | None, device: str | None = None) -> Recipe:

@@ -14,11 +14,14 @@ from mutua.cli.options import (
     DataDir,
     Device,
     EngineName,
+    GpusPerWorker,
     OptionalRecipe,
+    RayAddress,
     Seed,
     Sets,
     TrustCode,
     WorkersOption,
+    chosen_engine,
     load_recipe,
     print_json,
     trust_names,
@@ -38,6 +41,8 @@ def run_command(
     sets: Sets = None,
     seed: Seed = None,
     engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = None,
     faults: Annotated[
         Path | None,
         typer.Option(
@@ -88,6 +93,7 @@ def run_command(
     from mutua.support.profiling import Profile
 
     trust_names(trust_code)
+    chosen = chosen_engine(engine, ray_address, gpus_per_worker)
     with Profile(workers or cores()).active() if profile else nullcontext() as times:
         logger = None if log is None else known_logger(log)
         if resume is not None:
@@ -113,7 +119,7 @@ def run_command(
                 loaded,
                 federation,
                 folder,
-                engine=engine,
+                engine=chosen,
                 workers=workers,
                 callbacks=callbacks,
                 show=console.Hashing(bars),

@@ -13,16 +13,20 @@ from mutua.cli.options import (
     DataDir,
     Device,
     EngineName,
+    GpusPerWorker,
     Minutes,
     ParallelRuns,
+    RayAddress,
     RecipeFile,
     Sets,
+    chosen_engine,
     print_json,
 )
 from mutua.cli.running import saved_text
 from mutua.errors import InputError, RunError
 
 if TYPE_CHECKING:
+    from mutua.engines.choice import EngineChoice
     from mutua.studies.sweep import Sweep
     from mutua.studies.sweep_runner import SweepOutcome
 
@@ -39,6 +43,8 @@ def compare_command(
     seeds: Annotated[str, typer.Option(help="Seeds.", metavar="LIST")] = "0,1,2",
     sets: Sets = None,
     engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -61,8 +67,8 @@ def compare_command(
     from mutua.studies.sweep import Sweep
     from mutua.studies.sweep_runner import run_sweep
     from mutua.support.folders import dated_folder
-    from mutua.support.processes import cores
 
+    place = chosen_engine(engine, ray_address, gpus_per_worker)
     chosen = read_seeds(seeds)
     cells = compared_cells(recipe, [*(sets or []), *([f"device={device}"] if device else [])], methods)
     sweep = Sweep(out or dated_folder(f"{cells[0][1].name}-compare"), cells, chosen)
@@ -70,9 +76,7 @@ def compare_command(
         sweep.check(data_dir, "--methods" if methods else "grid")
         with console.bars(not as_json) as bars:
             watch = console.SweepBars(len(sweep.runs), len(sweep.finished), bars, notes_only=as_json)
-            outcome = run_sweep(
-                sweep, watch, workers=workers or cores(), data_dir=data_dir, engine=engine, minutes=minutes
-            )
+            outcome = run_sweep(sweep, watch, workers=workers, data_dir=data_dir, engine=place, minutes=minutes)
     runs = sweep.summaries()
     summary = summarise(runs)
     if as_json and not outcome.interrupted:
@@ -123,6 +127,9 @@ def reproduce_command(
     seeds: Annotated[int, typer.Option(help="How many seeds, starting from 0.", min=1, metavar="N")] = 3,
     minutes: Minutes = None,
     workers: ParallelRuns = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = None,
     data_dir: DataDir = None,
     out: Annotated[
         Path, typer.Option(help="Folder for all runs; finished ones are not run again.", metavar="DIR")
@@ -132,7 +139,7 @@ def reproduce_command(
         typer.Option("--write", help="Write a page of all results in --out, and run nothing.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Run a paper's table or figure; print it beside the paper's."""
+    """Run a paper's table or figure, beside the paper's numbers."""
     from mutua.reports import console
     from mutua.reports.reproduction_tables import reproduction_page, show_items
     from mutua.studies.papers.items import chosen_items, item_names
@@ -151,7 +158,8 @@ def reproduce_command(
     names = item_names() if everything else chosen_items(items or [])
     if not names:
         raise InputError("ITEM: none given; name some, such as fedh2l/table-2, or give --all; --list shows them")
-    wrong = _reproduce(names, scale, seeds, minutes, workers, data_dir, out)
+    place = chosen_engine(engine, ray_address, gpus_per_worker)
+    wrong = _reproduce(names, scale, seeds, minutes, workers, place, data_dir, out)
     if wrong:
         raise RunError(f"{len(wrong)} of {len(names)} items are not whole: {'; '.join(wrong)}")
 
@@ -162,6 +170,7 @@ def _reproduce(
     seeds: int,
     minutes: float | None,
     workers: int | None,
+    engine: EngineChoice,
     data_dir: Path | None,
     out: Path,
 ) -> list[str]:
@@ -169,7 +178,6 @@ def _reproduce(
     from mutua.reports import console
     from mutua.reports.reproduction_tables import show_reproduction
     from mutua.studies.reproduction import Reproduction, read_record
-    from mutua.support.processes import cores
 
     until = None if minutes is None else time.monotonic() + 60 * minutes
     wrong = []
@@ -179,7 +187,7 @@ def _reproduce(
         try:
             with console.bars() as bars:
                 watch = console.SweepBars(len(one.sweep.runs), len(one.sweep.finished), bars)
-                outcome = one.run(watch, minutes=left, workers=workers or cores(), data_dir=data_dir)
+                outcome = one.run(watch, minutes=left, workers=workers, engine=engine, data_dir=data_dir)
         except InputError as error:  # missing data, for example: the other items still run
             console.say(f"{name}: {error}", console.err)
             wrong.append(f"{name}: {error}")

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from mutua.cli.options import IMAGES, AsJson, ClientId, RunDir, TrustCode, print_json, trust_names
+from mutua.cli.options import SAMPLES_HELP, AsJson, ClientId, RunDir, TrustCode, print_json, trust_names
 from mutua.errors import InputError
 
 
 def join_command(
     run_dir: RunDir,
-    data: Annotated[Path, typer.Option(help=f"The newcomer's data: {IMAGES}.", metavar="PATH")],
+    data: Annotated[Path, typer.Option(help=f"The newcomer's data: {SAMPLES_HELP}.", metavar="PATH")],
     model: Annotated[
         str | None,
         typer.Option(help="The newcomer's own model, with --how mutual. Default: the global's.", metavar="NAME"),
@@ -49,7 +49,7 @@ def join_command(
 def predict_command(
     run_dir: RunDir,
     client: ClientId,
-    data: Annotated[Path, typer.Option(help=f"What to predict: {IMAGES}.", metavar="PATH")],
+    data: Annotated[Path, typer.Option(help=f"What to predict: {SAMPLES_HELP}.", metavar="PATH")],
     out: Annotated[
         Path | None, typer.Option(help="CSV file for the predictions. Default: stdout.", metavar="FILE")
     ] = None,
@@ -58,7 +58,7 @@ def predict_command(
 ) -> None:
     """Predict with a client's model.
 
-    One row per sample: the predicted class and the probability of each class.
+    One row per sample: the predicted class and the probability of each class; of a regression the values.
     """
     from mutua.reports import console
     from mutua.runs.folder import RunFolder
@@ -79,6 +79,10 @@ def predict_command(
         print_json(predictions.summary(), indent=None)
     elif out is None:
         predictions.write(sys.stdout)
+    if predictions.score is not None:
+        of = predictions.headline
+        right = f"{of.name} {of.shown(predictions.score)}{of.unit} on {len(predictions.labels)} samples"
+        console.say(right, console.err)
     if predictions.accuracy is not None:
         right = f"accuracy {percent(predictions.accuracy)} % on {len(predictions.labels)} samples"
         console.say(right, console.err)

@@ -12,12 +12,15 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from mutua.data.sources import KNOWN, data_folder
+from mutua.data.known_sets import KNOWN
+from mutua.data.sources import data_folder
 from mutua.errors import InputError, RunError, suggest
 from mutua.support.configuration import PathLike
 
 TIMEOUT = 30.0  # seconds without a byte
-CHUNK = 1 << 18
+_CHUNK = 1 << 18
+MOST_UNKNOWN = 1 << 26
+"""The longest file whose length is not known beforehand."""
 
 Progress = Callable[[int, int | None], None]
 
@@ -29,14 +32,20 @@ class File:
     name: str
     base_url: str
     size: int
-    md5: str
+    """0 if it is not known beforehand: then the files that are unpacked from it are checked."""
+    md5: str = ""
     unpacks_to: str = ""
+    members: tuple[tuple[str, str], ...] = ()
+    """Files that a zip archive holds, in whatever folder, with their checksums: these replace it."""
 
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"  # the authors' own address no longer serves them
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _EUROSAT = "https://zenodo.org/records/7711810/files/"  # where the authors keep it now
+
+_HEART = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+_SENTENCES = "https://archive.ics.uci.edu/static/public/331/"
 
 FILES: dict[str, tuple[File, ...]] = {
     "mnist": (
@@ -53,6 +62,24 @@ FILES: dict[str, tuple[File, ...]] = {
     ),
     "cifar10": (File("cifar-10-python.tar.gz", _CIFAR, 170_498_071, "c58f30108f718f92721af3b95e74349a"),),
     "cifar100": (File("cifar-100-python.tar.gz", _CIFAR, 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),),
+    "heart-disease": (
+        File("processed.cleveland.data", _HEART, 18_473, "de67707bac7104c7230c1b0f440d1d97"),
+        File("processed.hungarian.data", _HEART, 10_557, "c7b30961776a6507c913d4b51bd699ed"),
+        File("processed.switzerland.data", _HEART, 4_232, "c9e68ee0e5b9a126f82c18d1749cf27f"),
+        File("processed.va.data", _HEART, 6_937, "36c6fa5c616b1b5f117de28aa4082680"),
+    ),
+    "sentiment-sentences": (
+        File(
+            "sentiment+labelled+sentences.zip",
+            _SENTENCES,
+            0,
+            members=(
+                ("amazon_cells_labelled.txt", "f737b1e64487b2d2518fcefdb0257e63"),
+                ("imdb_labelled.txt", "ccea809cf06938e64b783737778f5ca0"),
+                ("yelp_labelled.txt", "a751a7c1ce00c1f138928767125f786c"),
+            ),
+        ),
+    ),
     "eurosat": (File("EuroSAT_RGB.zip", _EUROSAT, 94_658_721, "f46e308c4d50d4bf32fedad2d3d62f3b", "EuroSAT_RGB"),),
 }
 
@@ -81,7 +108,7 @@ def get(
     total = sum(file.size for file in FILES[name])
 
     def telling(before: int) -> Callable[[int], None]:
-        return lambda done: progress(before + done, total) if progress else None
+        return lambda done: progress(before + done, total or None) if progress else None
 
     paths, before = [], 0
     for file in FILES[name]:
@@ -93,6 +120,8 @@ def get(
 
 
 def _get_file(file: File, folder: Path, url: str, tell: Callable[[int], None]) -> Path:
+    if file.members:
+        return _get_members(file, folder, url, tell)
     target = folder / (file.unpacks_to or file.name)
     if target.is_dir():
         return target
@@ -113,6 +142,46 @@ def _get_file(file: File, folder: Path, url: str, tell: Callable[[int], None]) -
     return target
 
 
+def _get_members(file: File, folder: Path, url: str, tell: Callable[[int], None]) -> Path:
+    """Get an archive and unpack the files that are wanted of it, each checked; they are complete or not there."""
+    there = {name: folder / name for name, _ in file.members}
+    sums = dict(file.members)
+    for name, path in there.items():
+        if path.exists() and (found := _md5(path)) != sums[name]:
+            raise InputError(f"{path}: MD5 {found}, not {sums[name]} as published; remove it to get it again")
+    if all(path.exists() for path in there.values()):
+        return folder
+    part = folder / (file.name + ".part")
+    part.unlink(missing_ok=True)  # its length is not known, so that it cannot be continued
+    try:
+        request, done = Request(url, headers={"User-Agent": "mutua"}), 0
+        with urlopen(request, timeout=TIMEOUT) as response, part.open("wb") as out:
+            while chunk := response.read(_CHUNK):
+                out.write(chunk)
+                tell(done := done + len(chunk))
+                if done > MOST_UNKNOWN:
+                    raise RunError(f"{url}: more than {MOST_UNKNOWN:,} bytes; nothing was kept")
+        with zipfile.ZipFile(part) as packed:
+            inside = {Path(name).name: name for name in packed.namelist() if "__MACOSX" not in name}
+            for name, path in there.items():
+                if name not in inside:
+                    raise RunError(f"{url}: the archive has no {name}; nothing was kept")
+                content = packed.read(inside[name])
+                found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+                if found != sums[name]:
+                    raise RunError(
+                        f"{url}: {name} has MD5 {found}, not {sums[name]} as published; it was not kept"
+                    )
+                staged = path.with_name(f".{name}.unpacking")
+                staged.write_bytes(content)
+                staged.rename(path)
+    except (OSError, http.client.HTTPException, zipfile.BadZipFile) as error:
+        raise RunError(f"{url}: {getattr(error, 'reason', '') or error}; nothing was fetched") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return folder
+
+
 def _fetch(url: str, part: Path, size: int, tell: Callable[[int], None]) -> None:
     """Add the missing bytes of `url` to `part`, until it has `size` bytes."""
     done = part.stat().st_size if part.exists() else 0
@@ -131,7 +200,7 @@ def _fetch(url: str, part: Path, size: int, tell: Callable[[int], None]) -> None
                 raise RunError(f"{url}: serves {length:,} bytes, not {size:,} as published; nothing was kept")
             with part.open("ab" if done else "wb") as out:
                 tell(done)
-                while chunk := response.read(min(CHUNK, size - done)):
+                while chunk := response.read(min(_CHUNK, size - done)):
                     out.write(chunk)
                     done += len(chunk)
                     tell(done)

@@ -15,7 +15,7 @@ from mutua.data.formats import Arrays, reading
 from mutua.errors import InputError
 from mutua.support import safe_reading
 
-IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 """Which formats are read, whatever the file's name: Pillow would pass PostScript to Ghostscript."""
 
@@ -175,7 +175,9 @@ def _contents(folder: Path) -> tuple[list[Path], list[Path]]:
     """Images and folders in a folder, by name, without hidden ones and macOS's `__MACOSX`."""
     held = sorted((p for p in folder.iterdir() if not p.name.startswith((".", "__"))), key=lambda p: p.name)
     folders = {p for p in held if p.is_dir()}
-    return [p for p in held if p.suffix.lower() in IMAGES and p not in folders], [p for p in held if p in folders]
+    return [p for p in held if p.suffix.lower() in IMAGE_SUFFIXES and p not in folders], [
+        p for p in held if p in folders
+    ]
 
 
 def _head(path: Path) -> tuple[tuple[int, int], str]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from mutua.errors import InputError
 from mutua.support import safe_reading
 
-CHUNK = 2**22
+BYTES_AT_ONCE = 2**22
 """How many bytes of inputs are read at once, about."""
 
 Step = tuple[Callable[..., Tensor], tuple[Any, ...]]
@@ -144,6 +144,12 @@ class MappedRows:
         """How much memory all rows would take."""
         return self.shape.numel() * self.dtype.itemsize
 
+    @property
+    def files(self) -> dict[Path, tuple[int, int]]:
+        """The files that they stay in, with length and time of the last change."""
+        arrays = [origin.array for origin in self._origins]
+        return {a.path: (a.length, a.modified) for a in arrays if isinstance(a, ArrayInFile)}
+
     def dim(self) -> int:
         """How many dimensions."""
         return len(self.shape)
@@ -152,7 +158,7 @@ class MappedRows:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        files = sorted({str(o.array.path) for o in self._origins if isinstance(o.array, ArrayInFile)})
+        files = sorted(str(path) for path in self.files)
         where = files[0] if len(files) == 1 else f"{len(files)} files"
         return f"MappedRows({tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} in {where})"
 
@@ -312,7 +318,7 @@ def equal(a: Tensor | MappedRows, b: Tensor | MappedRows) -> bool:
 
 def rows_at_once(x: Tensor | MappedRows) -> int:
     """How many rows are read at once."""
-    return max(1, CHUNK // max(1, x.shape[1:].numel() * x.dtype.itemsize))
+    return max(1, BYTES_AT_ONCE // max(1, x.shape[1:].numel() * x.dtype.itemsize))
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ each client gets; `cut` then draws the samples.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -72,6 +73,15 @@ class _Counted(_Seeded):
         width = len(str(self.clients - 1))
         return [f"c{k:0{width}d}" for k in range(self.clients)]
 
+    def _classes(self, samples: Samples) -> np.ndarray:
+        """Every sample's class; refused where samples have labels of another kind."""
+        if samples.kind != "classification":
+            raise InputError(
+                f"partition.kind: '{getattr(self, 'kind', '')}' deals by class, and {samples.kind} has no one "
+                "class per sample; use iid or lognormal, or give each client data of its own"
+            )
+        return np.asarray(samples.y.numpy())
+
     def _enough(self, samples: Samples) -> None:
         if len(samples) < self.clients:
             raise InputError(
@@ -116,7 +126,7 @@ class Shards(_Counted):
 
     def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
         """Shards of one class if clients × shards is a multiple of the classes, otherwise of sorted labels."""
-        names, y = np.unique(samples.y.numpy(), return_inverse=True)
+        names, y = np.unique(self._classes(samples), return_inverse=True)
         K, p, C, N = self.clients, self.shards_per_client, len(names), len(samples)
         if p > C:
             raise InputError(
@@ -171,7 +181,7 @@ class Dirichlet(_Counted):
                 f"{self.clients * self.min_size} training samples, and there are {len(samples)}; "
                 "lower min_size or clients"
             )
-        y = samples.y.numpy()
+        y = self._classes(samples)
         supply = samples.counts()[:, None]
         for _ in range(TRIES):
             shares = rng.dirichlet(np.full(self.clients, self.alpha), size=len(supply))
@@ -197,7 +207,7 @@ class Majority(_Counted):
     def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
         """The largest equal size that the classes can supply; clients share majority classes only if they must."""
         self._enough(samples)
-        y = np.unique(samples.y.numpy(), return_inverse=True)[1]
+        y = np.unique(self._classes(samples), return_inverse=True)[1]
         supply = np.bincount(y)
         K, m, C, N = self.clients, self.majority_classes, len(supply), len(samples)
         if m > C or (m == C and self.p < 1):
@@ -290,6 +300,22 @@ class Domains(_Seeded):
         return Deal(parts, [name.replace(" ", "_") for name in samples.domains])
 
 
+class ByColumn(Domains):
+    """One client per value of a table's column, such as the hospital that a row came from."""
+
+    kind: Literal["column"] = "column"  # type: ignore[assignment]
+    column: str
+
+    def deal(self, samples: Samples, rng: np.random.Generator) -> Deal:
+        """Give every row to the client that its column names."""
+        if samples.domain is None:
+            raise InputError(
+                f"partition.kind: column, but the data has no column '{self.column}'; it is for tables and texts"
+            )
+        parts = super().deal(samples, rng).parts
+        return Deal(parts, [re.sub(r"[^\w.+-]", "_", name, flags=re.ASCII) for name in samples.domains])
+
+
 class Rotated(_Seeded):
     """One client per angle (degrees clockwise): all have the same images, each client turns them by its own."""
 
@@ -322,5 +348,5 @@ class Rotated(_Seeded):
 
 
 Partition = Annotated[
-    IID | Shards | Dirichlet | Majority | LogNormal | Domains | Rotated, Field(discriminator="kind")
+    IID | Shards | Dirichlet | Majority | LogNormal | Domains | ByColumn | Rotated, Field(discriminator="kind")
 ]

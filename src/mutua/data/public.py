@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from mutua.data.samples import Samples, concatenate
+from mutua.data.samples import Encoding, Samples, concatenate
 from mutua.data.splits import stratified
 from mutua.errors import InputError
 from mutua.seeds import numpy_stream, public, torch_stream
@@ -39,12 +39,26 @@ class Public:
     def fits(self, who: str, samples: Samples) -> None:
         """Refuse a client whose inputs or classes are not those of every part."""
         for owner, part in sorted(self.parts.items()):
-            found, wanted = ((tuple(s.x.shape[1:]), s.classes) for s in (part, samples))
+            found, wanted = ((s.model_input, s.classes) for s in (part, samples))
             if found != wanted:
+                shapes = [tuple(s.x.shape[1:]) for s in (part, samples)]
                 raise InputError(
-                    f"public: {owner}'s part has inputs {found[0]} and {len(found[1])} classes, client {who} "
-                    f"{wanted[0]} and {len(wanted[1])}; all must have the same inputs and classes"
+                    f"public: {owner}'s part has inputs {shapes[0]} and {len(found[1])} classes, client {who} "
+                    f"{shapes[1]} and {len(wanted[1])}; all must have the same inputs and classes"
                 )
+
+    @property
+    def scaled_by_itself(self) -> Public:
+        """The set as a server sees it, which has no rows of its own: tables are scaled by the public rows."""
+        whole = self.whole
+        return self if whole.preprocess.fitted else self.seen_by(whole.preprocess.fit(whole.x))
+
+    def seen_by(self, encoding: Encoding) -> Public:
+        """The set as a client sees it, who scales tables as it does its own; what is known to all stays."""
+        if all(part.preprocess.fitted for part in self.parts.values()):
+            return self
+        parts = {o: p if p.preprocess.fitted else replace(p, preprocess=encoding) for o, p in self.parts.items()}
+        return replace(self, parts=parts)
 
     @property
     def whole(self) -> Samples:
@@ -83,7 +97,7 @@ def carve(samples: Samples, number: int, seed: int, who: str) -> tuple[Samples, 
             f"public.share: client {who} would give {number} of {len(samples)} samples; "
             "it must give at least one and keep at least one"
         )
-    y = np.asarray(samples.y.numpy())
+    y = samples.strata
     (chosen,) = stratified(y, [number / len(y)], numpy_stream(seed, "public"))
     kept = np.setdiff1d(np.arange(len(y)), chosen)
     return samples.take(kept), samples.take(chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +16,17 @@ from torch.nn import functional as F
 
 from mutua.data import array_files, formats, image_folders
 from mutua.data.formats import Arrays
+from mutua.data.known_sets import KNOWN, Known, Place
 from mutua.data.layouts import Layout, fitting
 from mutua.data.mapped_rows import transformed
-from mutua.data.samples import Preprocess, Samples
+from mutua.data.samples import Samples
+from mutua.data.table_columns import RawTable
+from mutua.data.table_files import ReadProgress
+from mutua.data.tabular_reading import read_source
+from mutua.data.tabular_sources import KINDS, RawSource, Tabular, TabularSource, encode, raw_source
+from mutua.data.targets import TaskKind
 from mutua.errors import InputError, suggest
-from mutua.support.configuration import PathLike, local_path, whole_number
-
-EMBEDDED = Path(__file__).with_name("mnist5k.xz")
-DIGITS = tuple("0123456789")
+from mutua.support.configuration import PathLike, checked, local_path, whole_number
 
 
 @dataclass(frozen=True)
@@ -37,28 +39,8 @@ class Source:
     note: str = ""
     lists: dict[str, np.ndarray] | None = None
     """Positions in `train` of what list files call train, val and test; a sample may be in several."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A path below the data folder where a set may be, how to read it there, and a note about it."""
-
-    path: str
-    read: Callable[[Path], Arrays]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Known:
-    """A set known by name; `preprocess` is declared here, never computed from a user's data."""
-
-    about: str
-    images: str
-    classes: int
-    places: tuple[Place, ...]
-    preprocess: Preprocess
-    how: str
-    class_names: tuple[str, ...] | None = None
+    inferred: tuple[str, ...] = ()
+    """The columns of a table that nobody has declared."""
 
 
 @dataclass(frozen=True)
@@ -72,121 +54,6 @@ class CatalogueEntry:
     found: Path | None
     how: str
 
-
-def _places(read: Callable[[Path], Arrays], *paths: str) -> tuple[Place, ...]:
-    return tuple(Place(path, read) for path in paths)
-
-
-def _embedded(path: Path) -> Arrays:
-    x = np.frombuffer(lzma.decompress(path.read_bytes()), np.uint8).reshape(-1, 28, 28).copy()
-    return Arrays(x, np.arange(len(x)) % 10)
-
-
-def _grey(mean: float, std: float) -> Preprocess:
-    return Preprocess(1 / 255, (mean,), (std,))
-
-
-KNOWN: dict[str, Known] = {
-    "mnist5k": Known(
-        about="handwritten digits: the sample inside mutua",
-        images="5,000 of 28x28",
-        classes=10,
-        places=_places(_embedded, str(EMBEDDED)),
-        preprocess=_grey(0.1307, 0.3081),
-        how="it comes with mutua",
-        class_names=DIGITS,
-    ),
-    "mnist": Known(
-        about="handwritten digits",
-        images="60,000 + 10,000 of 28x28",
-        classes=10,
-        places=_places(array_files.npz, "mnist.npz") + _places(formats.idx, "mnist", "MNIST/raw"),
-        preprocess=_grey(0.1307, 0.3081),
-        how="mutua data get mnist",
-        class_names=DIGITS,
-    ),
-    "fashion-mnist": Known(
-        about="articles of clothing",
-        images="60,000 + 10,000 of 28x28",
-        classes=10,
-        # The last is where Debian's package dataset-fashion-mnist puts it.
-        places=_places(array_files.npz, "fashion-mnist.npz")
-        + _places(formats.idx, "fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"),
-        preprocess=_grey(0.2860, 0.3530),
-        how="mutua data get fashion-mnist (Debian: apt install dataset-fashion-mnist)",
-        class_names=(
-            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle-boot"),
-        ),
-    ),
-    "cifar10": Known(
-        about="photographs of animals and vehicles",
-        images="50,000 + 10,000 of 32x32x3",
-        classes=10,
-        places=_places(array_files.npz, "cifar10.npz")
-        + _places(
-            formats.cifar,
-            *("cifar10/cifar-10-python.tar.gz", "cifar-10-python.tar.gz", "cifar-10-batches-py"),
-            *("cifar-10-binary.tar.gz", "cifar-10-batches-bin"),
-        ),
-        preprocess=Preprocess(1 / 255, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        how="mutua data get cifar10",
-    ),
-    "cifar100": Known(
-        about="photographs of a hundred kinds of things",
-        images="50,000 + 10,000 of 32x32x3",
-        classes=100,
-        places=_places(array_files.npz, "cifar100.npz")
-        + _places(
-            formats.cifar,
-            *("cifar100/cifar-100-python.tar.gz", "cifar-100-python.tar.gz", "cifar-100-python"),
-            *("cifar-100-binary.tar.gz", "cifar-100-binary"),
-        )
-        + (Place("cifar100-half.npz", array_files.npz, "half of CIFAR-100: 250 + 50 images per class"),),
-        preprocess=Preprocess(1 / 255, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-        how="mutua data get cifar100",
-    ),
-    "eurosat": Known(
-        about="land use seen by satellite",
-        images="27,000 of 64x64x3",
-        classes=10,
-        places=_places(array_files.npz, "eurosat.npz")
-        + _places(
-            image_folders.images,
-            "eurosat/EuroSAT_RGB",
-            "EuroSAT_RGB",
-            "eurosat/2750",
-            "EuroSAT/2750",
-            "2750",
-            "eurosat",
-            "EuroSAT",
-        ),
-        preprocess=_grey(0.5, 0.5),
-        how="mutua data get eurosat",
-    ),
-    "pacs": Known(
-        about="seven kinds of things as photographs, paintings, cartoons and sketches",
-        images="9,991 of 227x227x3",
-        classes=7,
-        places=_places(array_files.npz, "pacs.npz")
-        + _places(image_folders.images, "pacs/kfold", "PACS/kfold", "pacs", "PACS")
-        + (Place("pacs64.npz", array_files.npz, "PACS reduced to 64x64 pixels"),),
-        preprocess=_grey(0.5, 0.5),
-        how="download it by hand from https://dali-dl.github.io/project_iccv2017.html and make the folders "
-        "pacs/DOMAIN/CLASS/*.jpg with the domains art_painting, cartoon, photo, sketch, and its "
-        "lists DOMAIN_train_kfold.txt, DOMAIN_crossval_kfold.txt, DOMAIN_test_kfold.txt beside them",
-    ),
-    "office-home": Known(
-        about="things of office and home as art, clipart, product pictures and photographs",
-        images="15,588 of many sizes, RGB",
-        classes=65,
-        places=_places(array_files.npz, "office-home.npz")
-        + _places(image_folders.images, "office-home", "OfficeHomeDataset_10072016", "OfficeHome"),
-        preprocess=_grey(0.5, 0.5),
-        how="download it by hand from https://www.hemanthdv.org/officeHomeDataset.html and make the folders "
-        "office-home/DOMAIN/CLASS/*.jpg with the domains Art, Clipart, Product, Real World",
-    ),
-}
 
 # Sets of the user's own, given by a path.
 GIVEN: dict[str, Callable[[Path], Arrays]] = {"arrays": array_files.npz, "folder": image_folders.images}
@@ -225,15 +92,39 @@ def load(
     channels: int | None = None,
     mapped: bool | None = None,
     fits: Sequence[int] = (),
+    kind: TaskKind = "classification",
+    by: str | None = None,
+    show: ReadProgress | None = None,
+    **tabular: Any,
 ) -> Source:
-    """A known set by name, or `arrays` (path of an .npz or of a folder of .npy) or `folder` (of images).
+    """A known set by name, `arrays` (an .npz or a folder of .npy), `folder` (of images), `table` or `text`.
 
     `classes` declares the classes: by name if the set has names, otherwise in the order of the labels.
     `mask` names what is opted out: an array of the .npz, or a list file in the folder.
     `layout` says where arrays have their channels, if their number does not; `channels` 3 makes grey images RGB.
     `mapped`: inputs of arrays stay in their file until a client works with them; None: if they take 1 GiB or more.
     If `fits`, the shape of a model's inputs, is given, data is read to fit that model.
+    `kind` says what the labels of arrays, or the target of a table or of texts, are; all other sets have classes.
+    A table or texts: `tabular` are the keys of `data` in a recipe, such as `target`; `by` is the column that names
+    each row's client, for `partitions.ByColumn`; `show` is told how many bytes are read, and of how many.
     """
+    options = checked(Tabular, tabular, at="data") if tabular else Tabular()
+    if name in KINDS or (name in KNOWN and KNOWN[name].tabular):
+        mine: Any = {"image_size": image_size, "layout": layout, "channels": channels, "mapped": mapped}
+        if strange := [field for field, value in mine.items() if value is not None]:
+            raise InputError(f"{strange[0]}: is for images, not for data '{name}'; leave it out")
+        raw = load_raw(
+            name, options, data_dir=data_dir, path=path, classes=classes, by=by, mask=mask, kind=kind, show=show
+        )
+        return as_source(name, encode([raw])[0])
+    if options.given:
+        raise InputError(f"{options.given[0]}: is for tables and texts, not for data '{name}'; leave it out")
+    if by is not None:
+        raise InputError(
+            f"partition.kind: column is for tables and texts, not for data '{name}'; use another kind"
+        )
+    if kind != "classification" and name != "arrays":
+        raise InputError(f"task: {kind} is for arrays, tables and texts; '{name}' has one class per sample")
     if mapped is not None and not isinstance(mapped, bool):
         raise InputError(f"mapped: {mapped!r}; give true, false or nothing, which maps arrays of 1 GiB or more")
     if mapped and name != "arrays":
@@ -247,21 +138,68 @@ def load(
             raise InputError(f"path: missing; data '{name}' needs the path of its {_kind(name)}")
         arrays = _read(name, GIVEN[name], local_path(path, "path"), image_size, mask, mapped)
         given: Any = {"layout": layout or arrays.layout, "channels": channels, **fitting(arrays.x.shape, fits)}
-        return _source(name, replace(arrays, **given), image_size, declared=classes)
+        return _source(name, replace(arrays, **given), image_size, declared=classes, kind=kind)
     if isinstance(name, str) and name.startswith(PYTHON):
         raise InputError("data: this run was made in Python of objects that no file holds; run it again in Python")
     if name not in KNOWN:
-        raise InputError(f"data: '{name}' is not known; {suggest(str(name), [*KNOWN, *GIVEN])}")
+        raise InputError(f"data: '{name}' is not known; {suggest(str(name), [*KNOWN, *GIVEN, *KINDS])}")
     if path is not None:
         raise InputError(f"path: {path} is for data 'arrays' or 'folder'; '{name}' is found in --data-dir")
+    known, place, folder = _found(name, data_dir)
+    arrays = replace(_read(name, place.read, folder / place.path, image_size, mask), channels=channels)
+    source = _source(name, arrays, image_size, known, classes)
+    return replace(source, note=place.note or source.note)
+
+
+def load_raw(
+    name: str,
+    options: Tabular,
+    *,
+    data_dir: PathLike | None = None,
+    path: PathLike | None = None,
+    classes: Sequence[str] | None = None,
+    by: str | None = None,
+    mask: str | None = None,
+    kind: TaskKind = "classification",
+    show: ReadProgress | None = None,
+) -> RawSource:
+    """A table or texts, before it is decided which columns are inputs."""
+    if name in KINDS:
+        if path is None:
+            raise InputError(
+                f"path: missing; data '{name}' needs the path of its file (.csv, .jsonl, .parquet, ...)"
+            )
+        given: Any = {"classes": classes, "by": by, "mask": mask, "kind": kind}
+        return read_source(name, local_path(path, "path"), options, show=show, **given)
+    if path is not None:
+        raise InputError(f"path: {path} is for data 'table' or 'text'; '{name}' is found in --data-dir")
+    known = KNOWN[name]
+    assert known.tabular is not None
+    if kind != "classification":
+        raise InputError(f"task: {kind}, but '{name}' has one class per sample")
+    if options.target is not None or options.text is not None:
+        raise InputError(f"target: '{name}' has its own; leave it out")
+    _, place, folder = _found(name, data_dir)
+    own = known.tabular.model_dump(exclude_none=True) | options.model_dump(exclude_none=True)
+    read = place.read(folder / place.path)
+    assert isinstance(read, RawTable)
+    by = by or known.by
+    return raw_source(read, Tabular(**own), classes=classes or known.class_names, by=by, mask=mask)
+
+
+def as_source(name: str, made: TabularSource) -> Source:
+    """Samples of a table or of texts as a source."""
+    return Source(name, made.samples, note="; ".join(made.notes), inferred=made.inferred)
+
+
+def _found(name: str, data_dir: PathLike | None) -> tuple[Known, Place, Path]:
+    """A known set, and where it is."""
     known, folder = KNOWN[name], data_folder(data_dir)
     place = _place(known, folder)
     if place is None:
         tried = ", ".join(place.path for place in known.places)
         raise InputError(f"data: {name} is not in {folder} (looked for {tried}); to get it: {known.how}")
-    arrays = replace(_read(name, place.read, folder / place.path, image_size, mask), channels=channels)
-    source = _source(name, arrays, image_size, known, classes)
-    return replace(source, note=place.note or source.note)
+    return known, place, folder
 
 
 def _kind(name: str) -> str:
@@ -274,6 +212,8 @@ def _place(known: Known, folder: Path) -> Place | None:
 
 def _holds(place: Place, path: Path) -> bool:
     """Whether a set is there, rather than an empty folder or an unfinished download."""
+    if place.files:
+        return all((path / name).is_file() for name in place.files)
     if place.read is formats.idx:
         return any((path / f"train-images-idx3-ubyte{end}").is_file() for end in ("", ".gz"))
     if place.read is image_folders.images:
@@ -283,7 +223,7 @@ def _holds(place: Place, path: Path) -> bool:
 
 def _read(
     name: str,
-    read: Callable[[Path], Arrays],
+    read: Callable[[Path], Arrays | RawTable],
     path: Path,
     image_size: int | None,
     mask: str | None,
@@ -299,7 +239,9 @@ def _read(
             f"opt_out.mask: '{mask}', but {name} is neither an array file (.npz) nor a folder of images; use "
             "opt_out.fraction or opt_out.samples"
         )
-    return read(path)
+    arrays = read(path)
+    assert isinstance(arrays, Arrays)
+    return arrays
 
 
 def _source(
@@ -308,14 +250,17 @@ def _source(
     image_size: int | None,
     known: Known | None = None,
     declared: Sequence[str] | None = None,
+    kind: TaskKind = "classification",
 ) -> Source:
     """The arrays as samples, with the classes that are declared, that the set names, or that its labels show."""
     if declared is not None and len({*declared}) < len(declared):
         twice = next(name for name in declared if list(declared).count(name) > 1)
         raise InputError(f"classes: '{twice}' is named twice; class names must differ")
     named = arrays.classes or (known.class_names if known else None)
-    train, test = _as_read(name, arrays, image_size, known, named or declared)
-    read_off = known is None and declared is None and (named is None or arrays.by_folder)
+    train, test = _as_read(name, arrays, image_size, known, named or declared, kind)
+    read_off = (
+        kind == "classification" and known is None and declared is None and (named is None or arrays.by_folder)
+    )
 
     def with_classes(samples: Samples) -> Samples:
         samples = samples if declared is None else samples.relabelled(tuple(declared))
@@ -325,15 +270,11 @@ def _source(
 
 
 def _as_read(
-    name: str, arrays: Arrays, image_size: int | None, known: Known | None, classes: Sequence[str] | None
+    name: str, arrays: Arrays, size: int | None, known: Known | None, classes: Sequence[str] | None, kind: TaskKind
 ) -> tuple[Samples, Samples | None]:
     preprocess = known.preprocess if known else None
-    read: Any = {
-        "classes": classes,
-        "preprocess": preprocess,
-        "layout": arrays.layout,
-        "channels": arrays.channels,
-    }
+    read: Any = {"classes": classes, "preprocess": preprocess, "kind": kind}
+    read |= {"layout": arrays.layout, "channels": arrays.channels}
     train = Samples.of(
         arrays.x,
         arrays.y,
@@ -347,7 +288,7 @@ def _as_read(
         held = f"{train.channels} channels of {str(train.x.dtype).removeprefix('torch.')}"
         raise InputError(f"{name}.x: {held}; {name} is bytes (0 to 255) in {len(preprocess.mean)} channels")
     if arrays.x_test is None:
-        return _resized(train, image_size, name), None
+        return _resized(train, size, name), None
     test = Samples.of(
         arrays.x_test,
         arrays.y_test,
@@ -361,7 +302,7 @@ def _as_read(
     if classes is None:  # numbered: the longer list of numbers serves both
         both = max(train.classes, test.classes, key=len)
         train, test = replace(train, classes=both), replace(test, classes=both)
-    return _resized(train, image_size, name), _resized(test, image_size, name)
+    return _resized(train, size, name), _resized(test, size, name)
 
 
 def _listed(arrays: Arrays) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -93,6 +93,28 @@ def stratified(y: np.ndarray, fractions: Sequence[float], rng: np.random.Generat
     return deal_like(table, y, rng)[:-1]
 
 
+def grouped(
+    y: np.ndarray,
+    group: np.ndarray,
+    fractions: Sequence[float],
+    rng: np.random.Generator,
+    known: Mapping[int, int] | None = None,
+) -> list[np.ndarray]:
+    """Disjoint positions, one set per fraction, that keep each group together: groups by their commonest class.
+
+    `known` groups have their set already.
+    """
+    names, inverse = np.unique(group, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    votes = np.zeros((len(names), int(y.max(initial=0)) + 1), np.int64)
+    np.add.at(votes, (inverse, y), 1)
+    side = np.array([(known or {}).get(int(name), -1) for name in names], np.int64)
+    free = np.flatnonzero(side < 0)
+    for k, part in enumerate(stratified(votes.argmax(axis=1)[free], fractions, rng) if len(free) else []):
+        side[free[part]] = k
+    return [np.flatnonzero(side[inverse] == k) for k in range(len(fractions))]
+
+
 def split_and_deal(
     train: Samples,
     test: Samples | None,
@@ -177,10 +199,11 @@ def split_and_deal(
         secret = hidden["train"]
         share = sum(map(len, pools.values())) / len(train)
         pools = {f"{name} opted out": pool for name, pool in _pools(secret, partition).items()}
-        y = _labels(secret)
+        y = secret.strata
         for name, pool in pools.items():
             pools[name] = pool[draw(y[pool], round(share * len(pool)), numpy_stream(seed, "draw", name))]
-        split_off = zip(("train", "val", "test"), _split(secret, pools, fractions, seed), strict=True)
+        sides = _sides((fit, held_val, held))
+        split_off = zip(("train", "val", "test"), _split(secret, pools, fractions, seed, sides), strict=True)
         hidden |= {name: part for name, part in split_off if name == "train" or len(part)}
     for name, samples in hidden.items():
         own = _follow(partition, deal, fit, samples, numpy_stream(seed, "partition", "opted out", name))
@@ -199,10 +222,6 @@ def split_and_deal(
     return DealtSamples(clients, common, [*_notes(deal, split, clients, undealt), *lost], given)
 
 
-def _labels(samples: Samples) -> np.ndarray:
-    return np.asarray(samples.y.numpy())
-
-
 def _pools(samples: Samples, partition: Partition) -> dict[str, np.ndarray]:
     """What is drawn from and split on its own: each domain under `domains`, else everything."""
     if isinstance(partition, Domains) and samples.domain is not None:
@@ -212,15 +231,34 @@ def _pools(samples: Samples, partition: Partition) -> dict[str, np.ndarray]:
 
 
 def _split(
-    samples: Samples, pools: dict[str, np.ndarray], fractions: Sequence[float], seed: int
+    samples: Samples,
+    pools: dict[str, np.ndarray],
+    fractions: Sequence[float],
+    seed: int,
+    sides: Mapping[int, int] | None = None,
 ) -> tuple[Samples, ...]:
-    """The samples of all pools, in one set per fraction: each pool is split on its own."""
-    y = _labels(samples)
-    parts = [
-        [pool[part] for part in stratified(y[pool], fractions, numpy_stream(seed, "split", name))]
-        for name, pool in pools.items()
-    ]
+    """The samples of all pools, in one set per fraction: each pool is split on its own.
+
+    A group stays in one set: in that of `sides`, or of a pool that was split before.
+    """
+    y = samples.strata
+    group = None if samples.group is None else samples.group.numpy()
+    known = dict(sides or {})
+    parts = []
+    for name, pool in pools.items():
+        rng = numpy_stream(seed, "split", name)
+        if group is None:
+            cuts = stratified(y[pool], fractions, rng)
+        else:
+            cuts = grouped(y[pool], group[pool], fractions, rng, known)
+            known |= {int(g): side for side, cut in enumerate(cuts) for g in np.unique(group[pool[cut]])}
+        parts.append([pool[cut] for cut in cuts])
     return tuple(samples.take(np.sort(np.concatenate(part))) for part in zip(*parts, strict=True))
+
+
+def _sides(sets: Sequence[Samples]) -> dict[int, int]:
+    """In which of the sets each group is."""
+    return {int(g): k for k, part in enumerate(sets) if part.group is not None for g in part.group.unique()}
 
 
 def _drawn(
@@ -237,7 +275,7 @@ def _drawn(
             wanted = f"{each} for {sharing} clients needs {each * sharing}" if sharing > 1 else f"{each}"
             way_out = f"give at most {len(pool) // sharing}" if len(pool) >= sharing else "lower clients"
             raise InputError(f"samples_per_client: {wanted}, but {whose} {len(pool)} samples; {way_out}")
-    y = _labels(samples)
+    y = samples.strata
     n = each * sharing
     return {name: pool[draw(y[pool], n, numpy_stream(seed, "draw", name))] for name, pool in pools.items()}
 
@@ -252,7 +290,7 @@ def _reduced(test: Samples | None, n: int | None, seed: int) -> Samples | None:
         )
     if not 1 <= n <= len(test):
         raise InputError(f"test_samples: {n}, but the test set has {len(test)}; give 1 to {len(test)}")
-    strata = _labels(test)
+    strata = test.strata
     if test.domain is not None:
         strata = strata + test.domain.numpy() * len(test.classes)
     return test.take(draw(strata, n, numpy_stream(seed, "draw", "test set")))
@@ -266,11 +304,11 @@ def _follow(
         return [np.arange(len(held)) for _ in deal.ids]
     if isinstance(partition, Domains) and held.domain is not None:
         return [np.flatnonzero(held.domain.numpy() == d) for d in range(len(deal.ids))]
-    y, C = _labels(fit), len(fit.classes)
+    y, C = fit.strata, len(fit.classes)
     # Training samples left over stand as one more client, whose share of val and test nobody gets.
     left_over = np.setdiff1d(np.arange(len(y)), np.concatenate(deal.parts))
     counts = np.stack([np.bincount(y[part], minlength=C) for part in [*deal.parts, left_over]])
-    return deal_like(counts, _labels(held), rng)[:-1]
+    return deal_like(counts, held.strata, rng)[:-1]
 
 
 def _seen(samples: Samples, deal: Deal, k: int) -> Samples:
@@ -278,7 +316,7 @@ def _seen(samples: Samples, deal: Deal, k: int) -> Samples:
     if not deal.angles:
         return samples
     turned = transformed(samples.x, rotate, deal.angles[k])
-    return replace(samples, x=turned, domain=torch.full_like(samples.y, k), domains=tuple(deal.ids))
+    return replace(samples, x=turned, domain=torch.full((len(samples),), k), domains=tuple(deal.ids))
 
 
 def _union(several: list[Samples]) -> Samples:
@@ -291,7 +329,13 @@ def _union(several: list[Samples]) -> Samples:
         y=torch.cat([s.y for s in several]),
         domain=torch.cat(domains) if len(domains) == len(several) else None,
         opted_out=torch.cat(marks) if any(s.opted_out is not None for s in several) else None,
+        group=_groups(several),
     )
+
+
+def _groups(several: list[Samples]) -> torch.Tensor | None:
+    held = [s.group for s in several if s.group is not None]
+    return torch.cat(held) if len(held) == len(several) else None
 
 
 def _undealt(pool: Samples, parts: list[np.ndarray]) -> int:

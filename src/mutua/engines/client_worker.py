@@ -18,7 +18,7 @@ from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, short_of_me
 from mutua.federation.commit_files import FiledCommit
 from mutua.federation.federation import Federation
 from mutua.federation.module_pool import Modules
-from mutua.learning.evaluation import evaluation_batches, probabilities
+from mutua.learning.evaluation import evaluation_batches, predictions
 from mutua.methods.base import Job
 from mutua.support.tensor_files import Tensors
 
@@ -79,7 +79,7 @@ class ClientWorker:
         try:
             model = self.modules.get("meme", self.job.global_architecture, client, state)
             batch = evaluation_batches(self.federation.test)[number]
-            return probabilities(model, batch, client.task, self.modules.device)
+            return predictions(model, batch, client.task, self.modules.device)
         except Exception as error:
             if short_of_memory(error):
                 raise MachineFault("the common test set", NO_MEMORY) from error

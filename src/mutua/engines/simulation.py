@@ -92,7 +92,8 @@ class SimulationEngine:
         self.stores = {client.id: known.get(client.id, Store()) for client in federation.clients}
         for client, store in self.stores.items():
             store.files = None if files is None else files.of(client)
-        self._seconds: dict[tuple[str, str], float] = {}
+        self._seconds: dict[str, dict[str, float]] = {}
+        """By what was done and client, how long it took last time."""
         self._common_is_union = is_union(federation.test, [client.test for client in federation.clients])
 
     def start(self) -> None:
@@ -127,7 +128,7 @@ class SimulationEngine:
         metrics = {c: one if isinstance(one, Fault) else one.metrics for c, one in clients.items()}
         if test is None:
             return Evaluation(None, metrics)
-        if seen and any(isinstance(one, Fault) for one in clients.values()):
+        if seen and any(isinstance(one, Fault) or one.seen is None for one in clients.values()):
             seen = False
             self._do_all(scores, take)
         if seen:  # the clients' test samples make up the common test set, and the global has scored them already
@@ -200,18 +201,17 @@ class SimulationEngine:
 
     def _items(self, what: str, given: Mapping[str, tuple[Any, ...]]) -> list[WorkItem]:
         """One item per client; it is likely to cost what it cost last time, or else what others like it cost."""
-        alike = [seconds for (kind, _), seconds in self._seconds.items() if kind == what]
-        usual = fmean(alike) if alike else 0.0
+        known = self._seconds.get(what, {})
+        usual = fmean(known.values()) if known else 0.0
         deadline = None if what == "score" else self.job.plan.deadline
-        costs = {client: self._seconds.get((what, client), usual) for client in given}
-        return [WorkItem(what, client, args, costs[client], deadline) for client, args in given.items()]
+        return [WorkItem(what, client, args, known.get(client, usual), deadline) for client, args in given.items()]
 
     def _do_all(self, items: list[WorkItem], take: Callable[[WorkItem, Any], None]) -> None:
         """Do the items and `take` what comes of each as soon as it is there."""
 
         def done(item: WorkItem, found: Any, span: Span) -> None:
             if not isinstance(found, Fault):
-                self._seconds[item.what, item.client] = span.cpu
+                self._seconds.setdefault(item.what, {})[item.client] = span.cpu
             record_span(span)
             take(item, found)
 

@@ -16,6 +16,7 @@ from mutua.federation.store import Committed, State, Store, copied
 from mutua.methods.base import Job
 from mutua.methods.checks import check_message, check_named_arrays
 from mutua.methods.participant import Participant
+from mutua.support import signals
 
 Verb = Literal["start", "train", "finish"]
 """What a client is asked to do, named after the verb of the method."""
@@ -69,7 +70,8 @@ def work(stores: Mapping[str, Store], round: int, briefs: Briefs, performer: Per
     """The briefed clients' work of a round: each a transaction on its own store. Every engine calls this.
 
     A brief that comes twice is answered from the commit. A client that is at fault keeps its store as it was. If
-    the performer raises, what was handed in before stays committed, and nothing else has changed.
+    the performer raises, what was handed in before stays committed, and nothing else has changed. A signal never
+    stops a commit half-way.
 
     Engines differ in who holds the stores and in the performer:
 
@@ -94,8 +96,9 @@ def work(stores: Mapping[str, Store], round: int, briefs: Briefs, performer: Per
             replies[client] = found
             return
         state, reply = found
-        stores[client].commit(round, state, reply.message, reply.terms)
-        replies[client] = reply
+        with signals.deferred():
+            stores[client].commit(round, state, reply.message, reply.terms)
+            replies[client] = reply
 
     performer(staged, hand_in)
     return {client: replies[client] for client in briefs}

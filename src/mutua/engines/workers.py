@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
@@ -26,7 +27,7 @@ from mutua.engines.scheduling import Scheduler, WorkItem, WorkTurn, given_up
 from mutua.engines.simulation import Done
 from mutua.errors import Fault, MachineFault, MutuaError, RunError
 from mutua.support import signals
-from mutua.support.processes import MAX_ATTEMPTS, die_with, keep_memory, use_one_thread
+from mutua.support.processes import MAX_ATTEMPTS, die_with, keep_memory, prepare_to_fork, use_one_thread
 from mutua.support.profiling import Span
 from mutua.support.shared_memory import Arena, ArrayPlace, Block, Parcel
 
@@ -60,6 +61,7 @@ class Workers:
         self.processes: list[ForkProcess] = []
         # Before the exit handler of multiprocessing, which would ask paused workers to end and wait forever.
         atexit.register(self.close)
+        prepare_to_fork()
         try:
             for process in range(1, processes + 1):
                 self._start(process)
@@ -136,6 +138,7 @@ class Workers:
             worker.kill()  # a paused one would not hear a request to end
         for worker in self.processes:
             worker.join()
+        gc.unfreeze()
 
     def _share_cores(self, scheduler: Scheduler) -> float | None:
         """Pause and continue workers as planned; for how many seconds, unless a turn ends before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from mutua.data.samples import Samples, known_classes
 from mutua.errors import InputError
 from mutua.learning.task import Task
+from mutua.learning.tasks import CLASSIFICATION, Aim, aim_of
 from mutua.models import Architecture
 from mutua.support.files import FILE_NAME
 from mutua.support.text import some
@@ -30,6 +32,10 @@ class Client:
     domain: str | None = None
     opt_in: Tensor | None = None
     """Which training samples the federation may learn from; None: as `train` says, or all of them."""
+    seed: int | None = None
+    """The root of its own random numbers; None: it is derived from the run's seed, as in a simulation."""
+    aim: Aim = CLASSIFICATION
+    """What it is to learn, with the options of that kind of task; if it does not say, what its labels are."""
 
     def __post_init__(self) -> None:
         for split in ("train", "val", "test"):
@@ -39,6 +45,13 @@ class Client:
         if not isinstance(self.id, str):
             raise InputError(f"client id: {self.id!r}; give text, such as 'north'")
         object.__setattr__(self, "model", Architecture.of(self.model))
+        given = aim_of(self.aim)
+        object.__setattr__(self, "aim", aim_of(self.train.kind) if given == CLASSIFICATION else given)
+        if self.aim.kind != self.train.kind:
+            raise InputError(
+                f"client {self.id}: its task is {self.aim.kind}, its labels are of {self.train.kind}; "
+                f"give Samples.of(x, y, kind='{self.aim.kind}')"
+            )
         if self.opt_in is None and self.train.opted_out is not None:
             object.__setattr__(self, "opt_in", ~self.train.opted_out)
         if self.opt_in is not None and (self.opt_in.dtype, self.opt_in.shape) != (torch.bool, self.train.y.shape):
@@ -53,23 +66,44 @@ class Client:
             )
         if len(self.train) == 0:
             raise InputError(f"client {self.id}: no training samples; it needs at least one")
+        if not self.train.preprocess.fitted:
+            self._fit()
         for split, samples in (("val", self.val), ("test", self.test)):
-            if samples.x.shape[1:] != self.train.x.shape[1:] or samples.classes != self.train.classes:
+            if (samples.model_input, samples.classes, samples.kind) != (
+                self.train.model_input,
+                self.train.classes,
+                self.train.kind,
+            ):
                 raise InputError(
                     f"client {self.id}: {split} has inputs {tuple(samples.x.shape[1:])} and "
                     f"{len(samples.classes)} classes, train {tuple(self.train.x.shape[1:])} and "
                     f"{len(self.train.classes)}; they must agree"
                 )
 
+    def _fit(self) -> None:
+        """Fit the preprocessing on its own training samples that are opted in; on all if none of them is."""
+        shown = self.opted_in if self.takes_part else self.train
+        fitted = self.train.preprocess.fit(shown.x)
+        for split in ("train", "val", "test"):
+            samples = getattr(self, split)
+            if samples.preprocess == self.train.preprocess or not samples.preprocess.fitted:
+                object.__setattr__(self, f"_{split}", replace(samples, preprocess=fitted))
+        for split in ("train", "val", "test"):
+            object.__setattr__(self, split, self.__dict__.pop(f"_{split}", getattr(self, split)))
+
     def __repr__(self) -> str:
         held = ", ".join(f"{len(getattr(self, split))} {split}" for split in ("train", "val", "test"))
         domain = "" if self.domain is None else f", domain {self.domain}"
         return f"Client({self.id}: model {self.model.title}, {held}{domain}, classes {some(self.held_classes)})"
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        """What its labels mean."""
-        return Task(self.train.classes)
+        """What its labels mean.
+
+        Weights of classes are those of the samples that the federation may learn from: nothing about the others
+        shapes what leaves. A client that has opted out whole sends nothing, and counts its own.
+        """
+        return self.aim.of(self.opted_in if self.takes_part else self.train)
 
     @property
     def opted_in(self) -> Samples:
@@ -102,7 +136,7 @@ class Client:
     @property
     def held_classes(self) -> list[str]:
         """The classes of its training samples."""
-        return [self.train.classes[i] for i in self.train.y.unique().tolist()]
+        return self.train.held
 
     @property
     def known_classes(self) -> tuple[str, ...]:
@@ -120,5 +154,7 @@ class Client:
 def build(architecture: Architecture, client: Client, seed: int, classes: int | None = None) -> torch.nn.Module:
     """The architecture for this client's inputs and classes."""
     samples = client.train
-    classes = classes or len(client.task.classes)
-    return architecture.build(channels=samples.channels, size=samples.size, classes=classes, seed=seed)
+    classes = classes or len(samples.classes)
+    return architecture.build(
+        channels=samples.channels, size=samples.size, classes=classes, seed=seed, input=samples.model_input
+    )

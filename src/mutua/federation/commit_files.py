@@ -9,54 +9,23 @@ not synced here, since a run goes on from its newest checkpoint, which syncs the
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 import uuid
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import AfterValidator, BeforeValidator, Field
+from typing import Any, NamedTuple
 
 from mutua.errors import InputError, RunError
 from mutua.federation.message import Message
 from mutua.federation.saved_state import DamagedState, decode_state, encode_state, terms_as_text
 from mutua.federation.store import Commit, Committed, State
-from mutua.support.configuration import Spec
 from mutua.support.files import ASIDE, reason
-from mutua.support.processes import memory
 from mutua.support.tensor_files import Pieces
 
 SUFFIX = ".safetensors"
-SHARE_OF_MEMORY = 4
-"""Stores go to disk if all of them together would take more than one part in so many of the memory."""
-
-
-def _known_place(place: str) -> str:
-    if place not in ("auto", "memory", "disk") and "://" not in place:
-        raise ValueError(f"'{place}'; give auto, memory, disk or a URL such as s3://bucket/folder")
-    return place
-
-
-class StoreSettings(Spec):
-    """Where clients' private stores are, and how many of them a worker keeps open."""
-
-    place: Annotated[str, AfterValidator(_known_place)] = "auto"
-    cache: int = Field(4, ge=0)
-
-
-def _named_place(given: object) -> object:
-    return {"place": given} if isinstance(given, str) else given
-
-
-StoresSection = Annotated[StoreSettings, BeforeValidator(_named_place)]
-"""In a recipe, `stores: disk` is short for {place: disk}."""
 
 
 class FileFacts(NamedTuple):
@@ -235,33 +204,6 @@ class CommitFiles:
 def commit_files(place: str, cache: int) -> CommitFiles:
     """The files in this place: in one process the same object, so that its cache is worth having."""
     return CommitFiles(place, cache)
-
-
-def chosen_place(settings: StoreSettings, store_bytes: int) -> str | None:
-    """Where the stores go, which take about so many bytes: None is memory, "disk", or a URL of this run's own."""
-    if settings.place == "auto":
-        return "disk" if store_bytes > memory() / SHARE_OF_MEMORY else None
-    if "://" in settings.place:
-        return f"{settings.place.rstrip('/')}/{uuid.uuid4().hex[:12]}"
-    return None if settings.place == "memory" else settings.place
-
-
-def temporary_files(settings: StoreSettings, store_bytes: int) -> CommitFiles | None:
-    """The files of a run without a folder; they are removed when nothing refers to them, at the latest on exit."""
-    place = chosen_place(settings, store_bytes)
-    if place is None:
-        return None
-    if place != "disk":
-        return commit_files(place, settings.cache)
-    folder = tempfile.mkdtemp(prefix="mutua-stores-")
-    made = commit_files(folder, settings.cache)
-    weakref.finalize(made, _remove_folder, folder, os.getpid())
-    return made
-
-
-def _remove_folder(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked worker inherits this too
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def cannot_use(place: str, error: Exception) -> str:

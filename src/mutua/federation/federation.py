@@ -1,25 +1,31 @@
-"""The federation: its clients, the global's architecture, and the data that all know."""
+"""The federation: its clients, the global's architecture, and the data that all know.
+
+Over 400 lines: the class's constructors from arrays, samples and tables are what users call on it.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import torch
-
 from mutua.data.array_files import opened
 from mutua.data.layouts import Layout
-from mutua.data.partitions import Partition
+from mutua.data.partitions import IID, ByColumn, Partition
 from mutua.data.public import Public, carve
 from mutua.data.public import dealt as shared_out
 from mutua.data.samples import Preprocess, Samples, concatenate, undeclared
 from mutua.data.splits import ClientData, DealtSamples, Split, split_and_deal
+from mutua.data.tabular_reading import given_tables
+from mutua.data.targets import NAMED
 from mutua.errors import InputError
 from mutua.federation.client import Client
+from mutua.federation.client_checks import check_aims, check_ids, each_a_client, one_each
+from mutua.learning.headline import Headline
+from mutua.learning.tasks import CLASSIFICATION, Aim, aim_of
 from mutua.models import Architecture
+from mutua.seeds import derive
 from mutua.support.configuration import checked, whole_number
 from mutua.support.text import Sheet, several, some
 
@@ -40,14 +46,16 @@ class Federation:
     public: Public | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", _each_a_client(self.clients))
+        object.__setattr__(self, "clients", each_a_client(self.clients))
         if not self.clients:
             raise InputError("clients: none; a federation needs at least one")
         if self.global_model is not None:
             object.__setattr__(self, "global_model", Architecture.of(self.global_model))
-        _check_ids([client.id for client in self.clients])
+        check_ids([client.id for client in self.clients])
+        check_aims(self.clients)
         lists = self._class_lists()
         object.__setattr__(self, "clients", tuple(self._labelled(c, lists[c.id]) for c in self.clients))
+        self.aim.check(self.classes)
         if len({*lists.values()}) == 1:
             (classes,) = {*lists.values()}
             if self.test is not None:
@@ -84,7 +92,7 @@ class Federation:
         try:
             return client.relabelled(classes)
         except InputError:
-            if not self.opting:
+            if not self.opting or client.aim.kind != "classification":
                 raise
             if self.partial and not client.takes_part:
                 return client
@@ -95,7 +103,7 @@ class Federation:
     def _sheet(self) -> Sheet:
         shared = "no global model" if self.global_model is None else f"global {self.global_model.title}"
         common = "" if self.test is None else f", {several(len(self.test), 'common test sample')}"
-        counts = several(len(self.clients), "client"), several(len(self.classes), "class", "classes")
+        counts = several(len(self.clients), "client"), several(len(self.classes), *NAMED[self.aim.kind])
         sizes = {split: [len(getattr(c, split)) for c in self.clients] for split in ("train", "val", "test")}
         if self.opting:
             sizes["opted out"] = [c.opted_out for c in self.clients]
@@ -105,7 +113,7 @@ class Federation:
         ]
         notes = [f"public: {self.public}"] if self.public is not None else []
         notes += [f"note: {note}" for note in self.notes]
-        heads = ("client", "model", "classes", *sizes)
+        heads = ("client", "model", NAMED[self.aim.kind][1], *sizes)
         return Sheet(f"Federation of {', '.join(counts)}; {shared}{common}", heads, rows, remarks=notes, left=3)
 
     def __repr__(self) -> str:
@@ -118,6 +126,16 @@ class Federation:
     def partial(self) -> bool:
         """Whether the global is only a part of a model, completed by each client's adaptor."""
         return self.global_model is not None and self.global_model.share != "all"
+
+    @property
+    def aim(self) -> Aim:
+        """What all its clients learn."""
+        return self.clients[0].aim
+
+    @property
+    def headline(self) -> Headline:
+        """The metric by which its models are shown, selected and compared."""
+        return Headline(self.aim.headline)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -162,6 +180,7 @@ class Federation:
         samples_per_client: int | None = None,
         test_samples: int | None = None,
         public: Any = None,
+        task: Any = None,
     ) -> Federation:
         """A federation of arrays or tensors, dealt to clients by a partition.
 
@@ -170,14 +189,16 @@ class Federation:
         Without `test` a stratified part of the data is set aside (`split`). `opted_out` is true for each sample
         that is kept out of the federation. `layout` says where the channels are, where their number does not;
         `channels` 3 makes grey images RGB. `public` is what everybody knows, for methods that need it: a share of
-        each client's data such as 0.1, (x, y), or x alone where it has no labels.
+        each client's data such as 0.1, (x, y), or x alone where it has no labels. `task` is what `y` is: classes
+        unless it says "multi-label", "regression" or, with options, `mutua.tasks.Regression(loss="huber")`.
         """
         if y is None:
             raise InputError("y: missing; give the labels; a torch Dataset, which has both, goes to from_samples")
         x, y = opened(x, y)
         if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
             raise InputError(f"test: a {type(test).__name__}; give two arrays, (x_test, y_test)")
-        read: Any = {"preprocess": preprocess, "layout": layout, "channels": channels}
+        aim = aim_of(task)
+        read: Any = {"preprocess": preprocess, "layout": layout, "channels": channels, "kind": aim.kind}
         train = Samples.of(x, y, classes=classes, domain=domain, opted_out=opted_out, **read)
         given = None
         if test is not None:
@@ -194,6 +215,7 @@ class Federation:
             samples_per_client=samples_per_client,
             test_samples=test_samples,
             public=public,
+            task=aim,
         )
 
     @classmethod
@@ -210,12 +232,15 @@ class Federation:
         samples_per_client: int | None = None,
         test_samples: int | None = None,
         public: Any = None,
+        task: Any = None,
     ) -> Federation:
         """A federation of `Samples`, or of a torch Dataset that yields (input, label), dealt by a partition.
 
-        `public` is as in `from_arrays`, or Samples or a Dataset too.
+        `public` is as in `from_arrays`, or Samples or a Dataset too; `task` as there, where it is more than the
+        kind that Samples have.
         """
-        train = Samples.given(train, "train")
+        aim = aim_of(train.kind if task is None and isinstance(train, Samples) else task)
+        train = Samples.given(train, "train", kind=aim.kind)
         seed = whole_number(seed, "seed", least=0)
         for field, number in (("samples_per_client", samples_per_client), ("test_samples", test_samples)):
             if number is not None:
@@ -231,8 +256,75 @@ class Federation:
             test_samples=test_samples,
             seed=seed,
         )
-        made = cls.of(dealt, models, global_model)
+        made = cls.of(dealt, models, global_model, aim)
         return made if public is None else made._with_public(public, seed, given_test=test is not None)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        partition: Partition,
+        models: Any = None,
+        global_model: Any = None,
+        seed: int = 0,
+        classes: Sequence[str] | None = None,
+        opted_out: str | None = None,
+        split: Split | Mapping[str, Any] | None = None,
+        samples_per_client: int | None = None,
+        public: Any = None,
+        **data: Any,
+    ) -> Federation:
+        """A federation of one table, dealt by a partition; `partitions.ByColumn` gives each hospital its rows.
+
+        `table` is a pandas or polars DataFrame, columns by name, or a path. `data` are the keys of a recipe's
+        `data`: `target`, `columns`, `group`, and `text` where a column of texts is the input. `opted_out` is the
+        column that is true where a row is kept out of the federation.
+        """
+        by = partition.column if isinstance(partition, ByColumn) else None
+        [made] = given_tables([table], ["table"], data, classes=classes, by=by, mask=opted_out)
+        federation = cls.from_samples(
+            made.samples,
+            partition=partition,
+            models=models,
+            global_model=global_model,
+            seed=seed,
+            split=split,
+            samples_per_client=samples_per_client,
+            public=public,
+        )
+        return replace(federation, notes=(*federation.notes, *made.notes))
+
+    @classmethod
+    def from_tables(
+        cls,
+        tables: Mapping[str, Any],
+        *,
+        models: Any = None,
+        global_model: Any = None,
+        seed: int = 0,
+        classes: Sequence[str] | None = None,
+        opted_out: str | None = None,
+        split: Split | Mapping[str, Any] | None = None,
+        **data: Any,
+    ) -> Federation:
+        """A federation of one table for each client, by its id; the rest is as in `from_table`.
+
+        Columns are matched by name: what a client's table lacks is missing there. With `own_columns=True` each
+        client keeps its own, and the global can share only what comes after a model's first layer.
+        """
+        ids, seed = [*tables], whole_number(seed, "seed", least=0)
+        given: Any = {"classes": classes, "mask": opted_out}
+        if data.get("own_columns"):
+            found = [given_tables([tables[name]], [name], data, **given)[0] for name in ids]
+        else:
+            found = given_tables([*tables.values()], ids, data, **given)
+        parts = []
+        for name, made in zip(ids, found, strict=True):
+            dealt = split_and_deal(made.samples, None, IID(clients=1), _split(split), seed=derive(seed, name))
+            parts.append(replace(dealt.clients[0], id=name))
+        notes = tuple(f"{name}: {note}" for name, made in zip(ids, found, strict=True) for note in made.notes)
+        return cls.of_clients(parts, models, global_model, notes)
 
     def _with_public(self, given: Any, seed: int, given_test: bool) -> Federation:
         """The federation with a public set as somebody gave it."""
@@ -246,11 +338,12 @@ class Federation:
 
             return self.sharing(given, seed, given_test=given_test)
         template, labelled = self.clients[0].train, True
-        like: dict[str, Any] = {"classes": template.classes, "preprocess": template.preprocess, "name": "public"}
+        like: dict[str, Any] = {name: getattr(template, name) for name in ("classes", "preprocess", "kind")}
+        like["name"] = "public"
         if isinstance(given, tuple | list) and len(given) == 2:
             samples = Samples.of(*opened(*given), **like)
         elif hasattr(given, "shape"):
-            samples, labelled = Samples.of(given, torch.zeros(len(given)), **like), False
+            samples, labelled = Samples.of(given, template.unknown(len(given)), **like), False
         else:
             samples = Samples.given(given, "public", like=template).relabelled(template.classes)
         made = shared_out(samples, [client.id for client in self.clients], seed, labelled)
@@ -275,18 +368,21 @@ class Federation:
         for client in self.clients:
             counted = len(client.test) if split == "test" or not given_test else 0
             counted += len(client.train) + len(client.val) if split == "train" else 0
-            kept, parts[client.id] = carve(getattr(client, split), round(share * counted), seed, client.id)
+            kept, given = carve(getattr(client, split), round(share * counted), seed, client.id)
+            parts[client.id] = replace(given, preprocess=given.preprocess.declared)  # what is fitted stays
             clients.append(replace(client, train=kept) if split == "train" else replace(client, test=kept))
         return replace(self, clients=tuple(clients), public=Public(parts, labelled))
 
     @classmethod
-    def of(cls, dealt: DealtSamples, models: Any, global_model: Any) -> Federation:
+    def of(cls, dealt: DealtSamples, models: Any, global_model: Any, aim: Aim = CLASSIFICATION) -> Federation:
         """A federation of dealt data.
 
         A common test set that came with the data is nobody's, and the observer's; else it is made of the clients'.
         """
-        made = cls.of_clients(dealt.clients, models, global_model, tuple(dealt.notes), test=dealt.test)
-        if dealt.given_test or all(client.takes_part for client in made.clients):
+        notes = tuple(dealt.notes)
+        made = cls.of_clients(dealt.clients, models, global_model, notes, test=dealt.test, aim=aim)
+        scaled = dealt.test.preprocess.fitted  # else each client's part is, by what it has fitted
+        if scaled and (dealt.given_test or all(client.takes_part for client in made.clients)):
             return made
         return replace(made, test=concatenate([client.opted_in_of("test") for client in made.clients]))
 
@@ -298,16 +394,17 @@ class Federation:
         global_model: Any,
         notes: tuple[str, ...] = (),
         test: Samples | None = None,
+        aim: Aim = CLASSIFICATION,
     ) -> Federation:
         """A federation of clients' own data; without `test` the common test set is the union of their opted-in."""
         shared = None if global_model is None else Architecture.of(global_model)
-        own = _one_each(models if models is not None else global_model, [c.id for c in clients])
+        own = one_each(models if models is not None else global_model, [c.id for c in clients])
         members = tuple(
-            Client(data.id, data.train, data.val, data.test, model, data.domain)
+            Client(data.id, data.train, data.val, data.test, model, data.domain, aim=aim)
             for data, model in zip(clients, own, strict=True)
         )
         made = cls(members, shared, test, notes)
-        alike = len({client.train.x.shape[1:] for client in members}) == 1
+        alike = len({client.train.model_input for client in members}) == 1
         if test is None and not made.partial and alike:
             made = replace(made, test=concatenate([client.opted_in_of("test") for client in made.clients]))
         return made
@@ -319,7 +416,7 @@ class Federation:
         """
         own = self[client_id]
         others = [c for c in self.clients if c.id != client_id and c.domain is not None and c.takes_part]
-        alike = all((c.task, c.train.x.shape[1:]) == (own.task, own.train.x.shape[1:]) for c in others)
+        alike = len({(c.train.classes, c.train.model_input) for c in (own, *others)}) == 1
         # Clients with different classes or inputs share no test that one model could take.
         if not others or not alike or own.domain is None:
             return None
@@ -334,9 +431,10 @@ class Federation:
 
     def pooled(self) -> Federation:
         """One client that holds everybody's data, also what is public: the ceiling of federations."""
-        shapes = {client.train.x.shape[1:] for client in self.clients}
-        if len(shapes) > 1:
-            listed = ", ".join(str(tuple(shape)) for shape in shapes)
+        given = {client.train.model_input: tuple(client.train.x.shape[1:]) for client in self.clients}
+        if len(given) > 1:
+            tables = any(one.kind == "table" for one in given)
+            listed = "; ".join(map(str, given)) if tables else ", ".join(map(str, given.values()))
             raise InputError(f"clients: inputs of different shapes ({listed}) cannot be pooled")
         clients = [client.relabelled(self.classes) for client in self._in_order]
         model = self.global_model or clients[0].model
@@ -349,29 +447,11 @@ class Federation:
                 self.public, parts={o: p.relabelled(self.classes) for o, p in self.public.parts.items()}
             )
             known.fits("pooled", train)
-            train = concatenate([train, known.whole])
+            theirs = {c.id: c.train.preprocess for c in clients}
+            parts = {o: replace(p, preprocess=theirs.get(o, p.preprocess)) for o, p in known.parts.items()}
+            train = concatenate([train, replace(known, parts=parts).whole])
         common = test if self.test is None else self.test.relabelled(self.classes)
-        return Federation((Client("pooled", train, val, common, model),), model, common, self.notes)
-
-
-def _check_ids(ids: Sequence[str]) -> None:
-    """Refuse an id that is there twice, or twice but for its case: on many disks their folders would be one."""
-    known: dict[str, str] = {}
-    for name in ids:
-        other = known.setdefault(name.casefold(), name)
-        if other != name:
-            raise InputError(f"clients: the ids '{other}' and '{name}' differ only in case; give others")
-    if len(known) != len(ids):
-        raise InputError(f"clients: the id '{Counter(ids).most_common(1)[0][0]}' is used twice; ids must differ")
-
-
-def _each_a_client(clients: Any) -> tuple[Client, ...]:
-    if not isinstance(clients, Sequence):
-        raise InputError(f"clients: a {type(clients).__name__}; give a list of Client")
-    strange = next((one for one in clients if not isinstance(one, Client)), None)
-    if strange is not None:
-        raise InputError(f"clients: a {type(strange).__name__} among them; give Client(...) objects")
-    return tuple(clients)
+        return Federation((Client("pooled", train, val, common, model, aim=self.aim),), model, common, self.notes)
 
 
 def _split(given: Split | Mapping[str, Any] | None) -> Split:
@@ -381,17 +461,3 @@ def _split(given: Split | Mapping[str, Any] | None) -> Split:
     if not isinstance(given, Mapping):
         raise InputError(f"split: {given!r}; give mutua.Split(val=0.1, test=0.2)")
     return checked(Split, given, at="split")
-
-
-def _one_each(models: Any, ids: Sequence[str]) -> list[Architecture]:
-    """One architecture per client; equal ones are one object."""
-    if models is None:
-        raise InputError("models: missing; name one for all clients or one per client")
-    if isinstance(models, list | tuple):
-        if len(models) != len(ids):
-            raise InputError(f"models: {len(models)} for {len(ids)} clients; give one for all or one per client")
-        known: list[Architecture] = []
-        for model in map(Architecture.of, models):
-            known.append(next((k for k in known if k == model), model))
-        return known
-    return [Architecture.of(models)] * len(ids)

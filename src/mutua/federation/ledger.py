@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sys import intern
 from typing import ClassVar, Literal, NamedTuple
 
 from mutua.federation.message import Message
@@ -62,7 +63,7 @@ class Ledger(Log[Entry]):
             self._totals[row.direction, who] = self._totals.get((row.direction, who), 0) + row.bytes
             if row.kind != "envelope":
                 mine = self._kinds.setdefault((row.direction, who), {})
-                label = f"{row.kind}: {row.name}"
+                label = intern(f"{row.kind}: {row.name}")  # thousands of clients have the same
                 mine[label] = mine.get(label, 0) + row.bytes
 
     def bytes(self, direction: Direction, client: str | None = None) -> int:

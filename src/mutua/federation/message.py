@@ -29,6 +29,12 @@ class Kind(StrEnum):
     SCORES = "scores"
     ACCURACY = "accuracy"
     METRIC = "metric"
+    LOSS = "loss"
+    CHOICE = "choice"
+    PROTOTYPES = "prototypes"
+    CONTROL = "control"
+    FEATURES = "features"
+    LABELS = "labels"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +138,13 @@ class Message(Mapping[str, Part]):
         }
 
 
-NUMBERS = {Kind.COUNT: torch.tensor(0), Kind.ENTROPY: torch.tensor(0.0), Kind.ACCURACY: torch.tensor(0.0)}
+NUMBERS = {
+    Kind.COUNT: torch.tensor(0),
+    Kind.CHOICE: torch.tensor(0),
+    Kind.ENTROPY: torch.tensor(0.0),
+    Kind.ACCURACY: torch.tensor(0.0),
+    Kind.LOSS: torch.tensor(0.0),
+}
 """Kinds that are one number, with a number of the type in which each is sent."""
 
 
@@ -147,57 +159,89 @@ def count(number: int) -> Part:
 
 
 def number(kind: Kind, value: float) -> Part:
-    """A part that holds one real number."""
+    """A part that holds one number: a whole one for counts and choices, else a real one."""
+    if kind in NUMBERS and not NUMBERS[kind].is_floating_point():
+        return Part(kind, {"": torch.tensor(int(value), dtype=torch.int64)})
     return Part(kind, {"": torch.tensor(value, dtype=torch.get_default_dtype())})
 
 
 # What may leave
 
-Shares = Mapping[Kind, str]
-"""All that may leave a client: the kind of each part and its name."""
+Shares = Mapping[str, Kind]
+"""All that may leave a client: the name of each part and its kind."""
+
+
+def declared(shares: Shares) -> str:
+    """What is declared, in words."""
+    return ", ".join(f"{kind} '{name}'" for name, kind in shares.items()) or "nothing"
 
 
 def may_leave(message: Message | None, shares: Shares, brief: Message | None) -> None:
     """Refuse, by name, a message that holds anything the method did not declare.
 
-    Weights must have names, shapes and types of the server's own, and whole numbers as they came. A count, an
-    entropy or an accuracy is one number. So neither an adaptor nor label counts can leave inside a declared part.
+    Weights and controls must have names, shapes and types of the server's own, and whole numbers as they came.
+    Counts, choices, entropies, accuracies and losses are one number each. Prototypes are one vector per class,
+    features one row per sample, labels one whole number per sample. So neither an adaptor nor label counts can
+    leave inside a declared part.
     """
     if message is None:
         return
     sent = [part.arrays for part in (brief or {}).values() if part.kind is Kind.WEIGHTS]
     came = {key: array for arrays in sent for key, array in arrays.items()}
     for name, part in message.items():
-        if shares.get(part.kind) != name:
-            declared = ", ".join(f"{kind} '{what}'" for kind, what in shares.items()) or "nothing"
-            raise Refused(f"{part.kind} '{name}' may not leave; the method declares {declared}")
+        if shares.get(name) != part.kind:
+            raise Refused(f"{part.kind} '{name}' may not leave; the method declares {declared(shares)}")
         odd = next((array.dtype for array in part.arrays.values() if array.dtype not in DTYPES), None)
         if odd is not None:
             raise Refused(f"{part.kind} '{name}' may not leave; it is {odd}, which no message holds")
         if part.kind in NUMBERS and (list(part.arrays) != [""] or part.values != 1):
             raise Refused(f"{part.kind} '{name}' may not leave; it is not one number")
-        if part.kind is Kind.COUNT:
-            _is_count(name, part.arrays[""])
-        elif part.kind is Kind.WEIGHTS:
+        if part.kind in (Kind.COUNT, Kind.CHOICE):
+            _is_whole_number(part.kind, name, part.arrays[""])
+        elif part.kind in (Kind.WEIGHTS, Kind.CONTROL):
             extra = sorted(set(part.arrays) - set(came))
             if extra:
-                raise Refused(f"weights '{extra[0]}' may not leave; the global has no such name")
+                raise Refused(f"{part.kind} '{extra[0]}' may not leave; the global has no such name")
             for key, array in part.arrays.items():
-                _is_as_it_came(key, array, came[key])
+                _is_as_it_came(part.kind, key, array, came[key])
+        elif part.kind is Kind.LABELS:
+            _are_labels(name, part.arrays)
         elif not all(array.is_floating_point() for array in part.arrays.values()):
             raise Refused(f"{part.kind} '{name}' may not leave; it is whole numbers")
+        elif part.kind is Kind.PROTOTYPES:
+            _are_one_vector_each(name, part.arrays)
+        elif part.kind is Kind.FEATURES and (list(part.arrays) != [""] or part.arrays[""].dim() < 2):
+            raise Refused(f"features '{name}' may not leave; they are not one row for each sample")
 
 
 MAX_COUNT = 2**53
 """The largest count: above it, weights, which are floats, could not represent every whole number."""
 
 
-def _is_count(name: str, array: Tensor) -> None:
+def _is_whole_number(kind: Kind, name: str, array: Tensor) -> None:
     if array.dtype != torch.int64 or not 0 <= int(array) <= MAX_COUNT:
-        raise Refused(f"count '{name}' may not leave; it is not a whole number (int64) from 0 to 2**53")
+        raise Refused(f"{kind} '{name}' may not leave; it is not a whole number (int64) from 0 to 2**53")
 
 
-def _is_as_it_came(name: str, array: Tensor, came: Tensor) -> None:
+def _are_labels(name: str, arrays: Tensors) -> None:
+    labels = arrays.get("")
+    if (
+        labels is None
+        or len(arrays) != 1
+        or (labels.dtype, labels.dim()) != (torch.int64, 1)
+        or (labels < 0).any()
+    ):
+        raise Refused(f"labels '{name}' may not leave; they are not one whole number (int64) for each sample")
+
+
+def _are_one_vector_each(name: str, arrays: Tensors) -> None:
+    if any(array.dim() != 1 for array in arrays.values()) or len({array.shape for array in arrays.values()}) > 1:
+        raise Refused(
+            f"prototypes '{name}' may not leave; they are not one vector for each class, all of one length"
+        )
+
+
+def _is_as_it_came(kind: Kind, name: str, array: Tensor, came: Tensor) -> None:
     """Refuse an array that is not the global's in shape and type, or whole numbers that have changed.
 
     Whole numbers are counters and masks, which are not learned. Batch-norm's counter of batches would tell how
@@ -205,6 +249,6 @@ def _is_as_it_came(name: str, array: Tensor, came: Tensor) -> None:
     """
     if array.shape != came.shape or array.dtype != came.dtype:
         there = f"{came.dtype} {tuple(came.shape)}"
-        raise Refused(f"weights '{name}' are {array.dtype} {tuple(array.shape)}, the global's {there}")
+        raise Refused(f"{kind} '{name}' are {array.dtype} {tuple(array.shape)}, the global's {there}")
     if not array.is_floating_point() and not torch.equal(array, came):
-        raise Refused(f"weights '{name}' may not leave; whole numbers go back as they came")
+        raise Refused(f"{kind} '{name}' may not leave; whole numbers go back as they came")

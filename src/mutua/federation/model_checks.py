@@ -11,10 +11,11 @@ from torch import Tensor
 
 from mutua.data.mapped_rows import pieces
 from mutua.data.samples import Preprocess
+from mutua.data.targets import NAMED
 from mutua.errors import InputError, MutuaError, raised_at
 from mutua.federation.client import Client, build
 from mutua.federation.federation import Federation
-from mutua.models import Architecture, shared_names
+from mutua.models import Architecture, features, shared_names
 
 
 class CheckedModels(NamedTuple):
@@ -40,14 +41,14 @@ def check_models(federation: Federation, needs_global: bool) -> CheckedModels:
         if needs_global and federation.global_model is not None:
             roles.append(("global model", federation.global_model))
         for role, architecture in roles:
-            key = (role, id(architecture), client.train.x.shape[1:], len(client.task.classes))
+            key = (role, id(architecture), client.train.model_input, len(client.train.classes))
             if key in seen:
                 personal += seen[key] if role == "model" else 0
                 continue
             module, scores = _tried(client, role, architecture)
             seen[key] = sum(array.nbytes for array in module.state_dict().values())
             personal += seen[key] if role == "model" else 0
-            if scores.shape[1] > 1 and bool(_probable(scores)):
+            if scores.shape[1] > 1 and client.train.kind == "classification" and bool(_probable(scores)):
                 notes.append(
                     f"client {client.id}: {role} {architecture.label} gives probabilities; mutua takes scores "
                     "(logits) and makes probabilities of them itself: leave out its last softmax"
@@ -55,6 +56,7 @@ def check_models(federation: Federation, needs_global: bool) -> CheckedModels:
             if role == "model":
                 continue
             _check_head(federation, module, architecture)
+            _check_first(federation, client, module, architecture)
             state = module.state_dict()
             shapes = {name: state[name].shape for name in shared_names(module, architecture.share)}
             reference = reference or shapes
@@ -68,9 +70,30 @@ def check_models(federation: Federation, needs_global: bool) -> CheckedModels:
     return CheckedModels(tuple(notes), personal)
 
 
+def common_features(federation: Federation, why: str) -> int:
+    """How many features every client's model gives its head; refused, by name, where they differ."""
+    found: dict[int, str] = {}
+    tried: set[tuple[Any, ...]] = set()
+    for client in federation.clients:
+        key = (id(client.model), client.train.model_input, len(client.task.classes))
+        if key in tried:
+            continue
+        tried.add(key)
+        module, _ = _tried(client, "model", client.model)
+        with torch.no_grad():
+            z, _ = features(module, client.train.preprocess(client.train.x[:1]))
+        found.setdefault(z.shape[1], f"client {client.id}'s {client.model.title} gives {z.shape[1]}")
+    if len(found) > 1:
+        raise InputError(
+            f"models.features: missing; {why} needs features of one width, but {'; '.join(found.values())}: "
+            f"give every model features: {min(found)}, or less"
+        )
+    return next(iter(found))
+
+
 def _check_head(federation: Federation, module: torch.nn.Module, architecture: Architecture) -> None:
     """Refuse a head shared by different classes: its rows would be merged by position, not by name."""
-    if architecture.share == "body" or len({client.task.classes for client in federation.clients}) == 1:
+    if architecture.share == "body" or len({client.train.classes for client in federation.clients}) == 1:
         return
     shared = set(shared_names(module, architecture.share)) & set(shared_names(module, "head"))
     if shared:
@@ -80,11 +103,31 @@ def _check_head(federation: Federation, module: torch.nn.Module, architecture: A
         )
 
 
+def _check_first(
+    federation: Federation, client: Client, module: torch.nn.Module, architecture: Architecture
+) -> None:
+    """Refuse a first layer shared by different columns or words: its weights would be merged by position."""
+    other = next((c for c in federation.clients if c.train.model_input != client.train.model_input), None)
+    named = client.train.model_input.features or (other is not None and other.train.model_input.features)
+    if other is None or not named:  # images of other sizes share what has the same shape
+        return
+    names = list(module.state_dict())
+    first = names[0].partition(".")[0]
+    shared = shared_names(module, architecture.share)
+    if any(name.partition(".")[0] == first for name in shared):
+        rest = list(dict.fromkeys(name.partition(".")[0] for name in names if name.partition(".")[0] != first))
+        raise InputError(
+            f"models.global.share: '{first}' is shared, but the inputs of client {client.id} are "
+            f"{client.train.model_input} and those of {other.id} {other.train.model_input}; share the rest "
+            f"({', '.join(rest)}), or give all clients the same columns"
+        )
+
+
 def _empty_classes(clients: Sequence[Client]) -> list[str]:
     """Classes of which nobody has a sample: a gap in the labels, perhaps, or one name too many."""
     counts: Counter[str] = Counter()
     for client in clients:
-        counts.update(dict.fromkeys(client.task.classes, 0))
+        counts.update(dict.fromkeys(client.train.classes, 0))
         for samples in (client.train, client.val, client.test):
             counts.update(dict(zip(samples.classes, samples.counts().tolist(), strict=True)))
     empty = [name for name, count in counts.items() if not count]
@@ -134,10 +177,11 @@ def _tried(client: Client, role: str, architecture: Architecture) -> tuple[torch
             out = module(x)
     except Exception as error:  # whatever a user's forward raises
         raise InputError(f"{what} fails on inputs of shape {tuple(x.shape)}: {_reason(error)}") from error
-    expected = (2, len(client.task.classes))
+    expected = (2, len(client.train.classes))
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != expected:
+        one = NAMED[client.train.kind][0]
         found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score per class")
+        raise InputError(f"{what} gives {found} for two samples; it must give {expected}, one score per {one}")
     return module, out
 
 

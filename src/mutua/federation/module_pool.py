@@ -17,12 +17,14 @@ from mutua.support.tensor_files import Tensors
 class Modules:
     """Built modules, one per role and shape, filled with a client's weights while it is at work.
 
-    All that a model learns must be in its `state_dict`: other buffers begin anew with every client.
+    All that a model learns must be in its `state_dict`: other buffers start again with every client.
     """
 
     device: torch.device
     built: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
     unsaved: dict[nn.Module, Tensors] = field(default_factory=dict)
+    learned: dict[nn.Module, list[bool]] = field(default_factory=dict)
+    """Which of its parameters each learns as it was built."""
     copied: set[nn.Module] = field(default_factory=set)
     """Those whose weights are loaded by nothing but copying."""
 
@@ -32,6 +34,8 @@ class Modules:
         """The module for this role, with these weights."""
         module = self._module(role, architecture, client, classes)
         self._fill(module, state)
+        for parameter, learned in zip(module.parameters(), self.learned[module], strict=True):
+            parameter.requires_grad_(learned)  # whoever had it last may have frozen it
         for name, first in self.unsaved[module].items():
             owner, _, buffer = name.rpartition(".")
             setattr(module.get_submodule(owner), buffer, first.clone())
@@ -54,10 +58,11 @@ class Modules:
     def _module(
         self, role: str, architecture: Architecture, client: Client, classes: int | None = None
     ) -> nn.Module:
-        key = (role, id(architecture), client.train.x.shape[1:], classes or len(client.task.classes))
+        key = (role, id(architecture), client.train.model_input, classes or len(client.train.classes))
         if key not in self.built:
             module = self.built[key] = build(architecture, client, 0, classes).to(self.device)
             saved = module.state_dict()
+            self.learned[module] = [parameter.requires_grad for parameter in module.parameters()]
             self.unsaved[module] = {n: b.clone() for n, b in module.named_buffers() if n not in saved}
             if all(map(_loads_by_copying, module.modules())):
                 self.copied.add(module)
@@ -69,6 +74,14 @@ def _loads_by_copying(part: nn.Module) -> bool:
     own = type(part).load_state_dict, type(part)._load_from_state_dict
     hooks = part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks
     return not hooks and all(function.__module__.startswith("torch.nn.") for function in own)
+
+
+def weights_of(module: nn.Module) -> Tensors:
+    """A copy of a model's weights and buffers, in the computer's memory."""
+    return {
+        name: array.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, array in module.state_dict().items()
+    }
 
 
 def batch_normed(model: nn.Module) -> bool:

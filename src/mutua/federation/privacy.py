@@ -19,7 +19,7 @@ from mutua.support.configuration import Spec
 Level = Literal["client", "example"]
 
 LEAST_NOISE = 1e-3
-MOST = 1e30
+LARGEST_NOISE = 1e30
 """The largest noise times clip: float32 cannot hold noise that is larger."""
 
 
@@ -46,9 +46,9 @@ class Privacy(Spec):
 
     @model_validator(mode="after")
     def _representable(self) -> Self:
-        if self.noise * self.clip > MOST:
+        if self.noise * self.clip > LARGEST_NOISE:
             raise ValueError(
-                f"noise × clip is {self.noise * self.clip:.3g}, which is too much for float32; at most {MOST:g}"
+                f"noise × clip is {self.noise * self.clip:.3g}, too much for float32; at most {LARGEST_NOISE:g}"
             )
         if self.budget is not None and not self.noise:
             raise ValueError("budget: without noise there is no ε to keep below it; give noise above 0")

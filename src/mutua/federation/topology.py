@@ -14,7 +14,7 @@ from mutua.seeds import numpy_stream, public
 from mutua.support import safe_reading
 from mutua.support.configuration import local_path
 
-KINDS = ("all", "pairs", "ring")
+TOPOLOGIES = ("all", "pairs", "ring")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Topology:
 
     def check(self, clients: Sequence[str]) -> None:
         """Refuse a graph that leaves out a client or names a stranger."""
-        if self.of in KINDS:
+        if self.of in TOPOLOGIES:
             return
         nodes = set(self.graph.nodes)
         missing, strange = sorted(set(clients) - nodes), sorted(nodes - set(clients))
@@ -64,7 +64,7 @@ def _read(path: Path) -> Any:
     import networkx
 
     if not path.is_file():
-        raise InputError(f"topology: '{path}' is neither {', '.join(KINDS)} nor a file")
+        raise InputError(f"topology: '{path}' is neither {', '.join(TOPOLOGIES)} nor a file")
     readers = {".graphml": networkx.read_graphml, ".gml": networkx.read_gml}
     try:
         return readers.get(path.suffix, networkx.read_edgelist)(io.BytesIO(safe_reading.read_bytes(path)))

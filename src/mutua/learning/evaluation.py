@@ -1,8 +1,8 @@
-"""Evaluation: a model's probabilities over samples."""
+"""Evaluation: what a model says of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,21 +16,27 @@ from mutua.learning.task import Task
 BATCH = 500  # large enough to fill a core, small enough to stay in its cache
 
 
-def probabilities(model: nn.Module, samples: Samples, task: Task, device: torch.device | str = "cpu") -> Tensor:
-    """Class probabilities (N, classes) of the model in evaluation mode; the model's mode is kept."""
+def predictions(model: nn.Module, samples: Samples, task: Task, device: torch.device | str = "cpu") -> Tensor:
+    """Class probabilities (N, classes), or what the task has, in evaluation mode; the model's mode is kept."""
     if not len(samples):
         return torch.empty(0, len(task.classes))
-    return task.probabilities(outputs(model, samples, device))
+    return task.predictions(outputs(model, samples, device))
 
 
-def outputs(model: nn.Module, samples: Samples, device: torch.device | str = "cpu") -> Tensor:
-    """The model's scores (N, classes) in evaluation mode; the model's mode is kept."""
-    was_training, last = model.training, channels_last(model)
+def outputs(
+    model: nn.Module,
+    samples: Samples,
+    device: torch.device | str = "cpu",
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The model's scores (N, classes), or what `forward` makes of it, in evaluation mode; its mode is kept."""
+    modes, last = {part: part.training for part in model.modules()}, channels_last(model)
     model.eval()
     with torch.inference_mode():
         given = (samples.preprocess(in_memory(x).to(device)) for x in samples.x.split(BATCH))
-        parts = [model(laid_out(x) if last else x) for x in given]
-    model.train(was_training)
+        parts = [(forward or model)(laid_out(x) if last else x) for x in given]
+    for part, mode in modes.items():  # where a part is frozen, they differ
+        part.training = mode
     # Cloned: a tensor of inference mode could not be learned from.
     return torch.cat(parts).cpu().clone()
 
@@ -59,4 +65,4 @@ def measure(
     model: nn.Module, samples: Samples, task: Task, device: torch.device | str = "cpu"
 ) -> dict[str, float | None]:
     """Every metric of the model on these samples; None for each where there are none."""
-    return task.metrics(probabilities(model, samples, task, device), samples.y)
+    return task.metrics(predictions(model, samples, task, device), samples.y)

@@ -14,6 +14,51 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y)
 
 
+def weighted_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Mean over the batch of w·(−log softmax(logits)) at the label, w the label's weight.
+
+    It is divided by the number of samples, not by the sum of their weights: so a sample counts the same whatever
+    else is in its batch, and also where it is a batch by itself.
+    """
+    return F.cross_entropy(logits, y, weights, reduction="none").mean()
+
+
+def binary_cross_entropy(logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean over the batch of the sum over labels of −log p: p is σ(logit) where the label is 1, else 1 − σ(logit).
+
+    `weights` (labels, 2) are by label those of 0 and of 1.
+    """
+    each = F.binary_cross_entropy_with_logits(logits, y, reduction="none")
+    if weights is not None:
+        each = each * (weights[:, 0] + (weights[:, 1] - weights[:, 0]) * y)
+    return each.sum(dim=1).mean()
+
+
+def bernoulli_kl_each(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """T² · KL of independent labels, of every sample: a sum over labels (N,); no gradient to the teacher."""
+    teacher, student = teacher_logits.detach() / temperature, student_logits / temperature
+    least = torch.finfo(teacher.dtype).min
+    # The probabilities' logarithms, of a label and of its absence; one that is ruled out adds 0, not NaN.
+    there, absent = F.logsigmoid(teacher).clamp_min(least), F.logsigmoid(-teacher).clamp_min(least)
+    kl = there.exp() * (there - F.logsigmoid(student)) + absent.exp() * (absent - F.logsigmoid(-student))
+    return kl.sum(dim=1) * temperature**2
+
+
+def squared(outputs: Tensor, y: Tensor) -> Tensor:
+    """Mean over the batch of the sum over values of ½(y − output)²: a Gaussian of variance 1, up to a constant."""
+    return squared_each(y, outputs).mean()
+
+
+def squared_each(teacher: Tensor, student: Tensor) -> Tensor:
+    """½(teacher − student)² of every sample, a sum over values: KL of Gaussians of variance 1."""
+    return (teacher.detach() - student).square().sum(dim=1) / 2
+
+
+def huber(outputs: Tensor, y: Tensor, delta: float) -> Tensor:
+    """As `squared` up to an error of `delta`, and linear beyond: large errors pull less."""
+    return F.huber_loss(outputs, y, reduction="none", delta=delta).sum(dim=1).mean()
+
+
 def kl(teacher_logits: Tensor, student_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """T² · KL(softmax(teacher/T) ‖ softmax(student/T)), mean over the batch; no gradient to the teacher."""
     teacher, student = _logs(teacher_logits, student_logits, temperature)

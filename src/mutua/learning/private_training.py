@@ -58,7 +58,7 @@ class PrivateTrainer(Trainer):
         super().__init__(models, optimizers, numbers, terms)
         self.clip, self.noise, self.batch_size, self.stream = clip, noise, batch_size, stream
 
-    def step(self, objective: Objective, batch: Batch) -> None:
+    def step(self, objective: Objective, batch: Batch, lr: float | None = None) -> None:
         """One batch, which may be empty: then the step is noise alone."""
         size = sum(parameter.numel() for parameter in self._parameters)
         total = (self.noise * self.clip * normals(size, self.stream)).to(batch.x.device)
@@ -68,7 +68,7 @@ class PrivateTrainer(Trainer):
             bounded = torch.where(norms.isfinite()[:, None], gradients, 0.0)
             total += (self.clip / norms.clamp_min(self.clip)).nan_to_num() @ bounded
             self._log({name: term.mean() for name, term in terms.items()})
-        self.apply(total / self.batch_size)
+        self.apply(total / self.batch_size, lr)
 
     def _by_example(self, objective: Objective, batch: Batch) -> tuple[Tensor, Terms]:
         """Each example's gradient as a row, and its terms."""

@@ -144,4 +144,4 @@ def early_alpha_late_beta() -> tuple[Schedule, Schedule]:
     return Linear(start=0.7, end=0.3), Linear(start=0.3, end=0.7)
 
 
-NAMED = {"early-alpha-late-beta": early_alpha_late_beta}
+NAMED_SCHEDULES = {"early-alpha-late-beta": early_alpha_late_beta}

@@ -19,6 +19,7 @@ from mutua.errors import InputError
 from mutua.learning.memory_layout import laid_out
 from mutua.learning.optimizers import Stepper
 from mutua.learning.task import Task
+from mutua.models.splice import Share, layers_in, shared_names
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Batch:
     y: Tensor
     task: Task
     index: Tensor
+
+
+def whole_batch(samples: Samples, task: Task, device: torch.device | str = "cpu") -> Batch:
+    """All of these samples as one batch, in their order and not augmented."""
+    x, y = samples.preprocess(samples.inputs.to(device)), samples.y.to(device)
+    return Batch(x, y, task, torch.arange(len(y)))
 
 
 class Numbers:
@@ -148,14 +155,17 @@ class Trainer:
         self._sums: dict[str, Tensor] = {}
         self._counts: Counter[str] = Counter()
 
-    def step(self, objective: Objective, batch: Batch) -> None:
-        """One batch: every model moves at once, each along the gradient of the terms that reach it."""
+    def step(self, objective: Objective, batch: Batch, lr: float | None = None) -> None:
+        """One batch: every model moves at once, each along the gradient of the terms that reach it.
+
+        `lr` is for this step only.
+        """
         terms = objective(self.models, batch, self.numbers)
         self._differentiate(terms)
         if not self._stepped:
             self._check_reach(terms)
         for optimizer in self.optimizers.values():
-            optimizer.step()
+            optimizer.step(lr)
         self._log(terms)
 
     def gradient(self, terms: Terms) -> Tensor:
@@ -231,6 +241,33 @@ class Trainer:
 
 
 @contextmanager
+def learning_in(part: Share, models: Models) -> Iterator[None]:
+    """In here only this part of the models learns; the rest is frozen, its statistics too.
+
+    An optimizer that is made before has memory for all of a model, and steps what has a gradient.
+    """
+    if part == "all":
+        yield
+        return
+    before = {p: p.requires_grad for model in models.values() for p in model.parameters()}
+    for model in models.values():
+        names = set(shared_names(model, part, "only"))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name in names)
+            parameter.grad = None  # of earlier training, along which what is frozen now would be stepped
+        model.eval()
+        for layer in layers_in(model, part):
+            layer.training = True
+    try:
+        yield
+    finally:
+        for parameter, learned in before.items():
+            parameter.requires_grad_(learned)
+        for model in models.values():
+            model.train()
+
+
+@contextmanager
 def own_streams(models: Models, seeds: Mapping[str, int]) -> Iterator[None]:
     """Give each model its own random numbers: before a forward in training the generators get its next seed.
 
@@ -251,7 +288,8 @@ def own_streams(models: Models, seeds: Mapping[str, int]) -> Iterator[None]:
 
 
 def _seed(seeds: random.Random, generators: Sequence[Any], model: nn.Module, *_: object) -> None:
-    if not model.training:  # how often a model is evaluated must not change what it draws in training
+    # How often a model is evaluated must not change what it draws in training.
+    if not any(part.training for part in model.modules()):
         return
     seed = seeds.getrandbits(63)
     for generator in generators:

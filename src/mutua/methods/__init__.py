@@ -9,59 +9,103 @@ from mutua.learning import losses, merging
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.methods.base import How, Hub, Method, Server, register, supervised
+from mutua.methods.afl import AFL
+from mutua.methods.apfl import APFL
+from mutua.methods.base import How, Hub, Method, register, supervised
 from mutua.methods.base import method_names as names
 from mutua.methods.base import method_of as of
-from mutua.methods.fedavg import FedAvg, FedProx, FineTuned
+from mutua.methods.datasharing import DataSharing
+from mutua.methods.ditto import Ditto
+from mutua.methods.fd import FD
+from mutua.methods.fedala import FedALA
+from mutua.methods.fedavg import FedAvg, FedProx
+from mutua.methods.feddf import FedDF
 from mutua.methods.fedh2l import FedH2L
 from mutua.methods.fedmd import FedMD
+from mutua.methods.fedopt import FedOpt, Reptile
+from mutua.methods.fedper import FedBN, FedPer
+from mutua.methods.fedproto import FedProto
+from mutua.methods.fedrep import FedRep
+from mutua.methods.finetuned import FineTuned
 from mutua.methods.fml import FML, Mutual
 from mutua.methods.fmlu import DML, FMLU
 from mutua.methods.independent import Aggregated, Centralised, Independent
+from mutua.methods.l2gd import L2GD
+from mutua.methods.lgfedavg import LGFedAvg
 from mutua.methods.mixture import MixtureOfExperts
+from mutua.methods.mocha import Mocha
 from mutua.methods.participant import Participant
+from mutua.methods.perfedavg import PerFedAvg
+from mutua.methods.server import Server
+from mutua.models import features
+from mutua.models.composite import Composite, Gate, NearestPrototype, Rule, Shifted, Weighted, register_rule
 
 __all__ = [
+    "AFL",
+    "APFL",
     "DML",
+    "FD",
     "FML",
     "FMLU",
+    "L2GD",
     "Aggregated",
     "Batch",
     "Centralised",
+    "Composite",
+    "DataSharing",
+    "Ditto",
     "EarlyStopping",
+    "FedALA",
     "FedAvg",
+    "FedBN",
+    "FedDF",
     "FedH2L",
     "FedMD",
+    "FedOpt",
+    "FedPer",
+    "FedProto",
     "FedProx",
+    "FedRep",
     "Federation",
     "FineTuned",
+    "Gate",
     "How",
     "Hub",
     "Independent",
     "InputError",
     "Kind",
+    "LGFedAvg",
     "Message",
     "Method",
     "MixtureOfExperts",
+    "Mocha",
     "Models",
     "Mutual",
+    "NearestPrototype",
     "Numbers",
     "Part",
     "Participant",
+    "PerFedAvg",
     "Plan",
     "Refused",
+    "Reptile",
+    "Rule",
     "Samples",
     "Schedule",
     "Server",
     "Shares",
+    "Shifted",
     "Terms",
+    "Weighted",
     "count",
+    "features",
     "losses",
     "merging",
     "names",
     "number",
     "of",
     "register",
+    "register_rule",
     "supervised",
     "weights",
     "within",

@@ -11,59 +11,44 @@ import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, PydanticUserError, ValidationError
 from torch import nn
 
 from mutua.data.public import Public
+from mutua.data.targets import TaskKind
 from mutua.errors import InputError, Refused, suggest
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.message import NUMBERS, Kind, Message, Part, Shares, weights
+from mutua.federation.model_checks import common_features
 from mutua.federation.plan import Plan
-from mutua.federation.store import State
-from mutua.federation.topology import Topology
 from mutua.learning import merging
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.methods.participant import Participant, initial_seed
+from mutua.methods.participant import Participant
 from mutua.methods.promises import doubt, misspelt, promised
+from mutua.methods.server import Server
 from mutua.models import Architecture, shared_names
 from mutua.support.configuration import Spec, explain
 from mutua.support.importing import import_object, path_of, trust_object, trust_shipped_classes
+from mutua.support.tensor_files import Tensors
 
 BANDWIDTH = {
     Kind.WEIGHTS: "a model",
     Kind.PROBABILITIES: "classes × a batch",
     Kind.SCORES: "classes × a public subset",
+    Kind.PROTOTYPES: "classes × features",
+    Kind.CONTROL: "a model",
+    Kind.FEATURES: "samples × features",
+    Kind.LABELS: "samples",
 }
 """What a round's reply grows with, by kind; a lone number is next to nothing."""
 
 How = Literal["global", "finetune", "mutual"]
-
-
-@dataclass
-class Server:
-    """Holds the shared state; sees only messages. `state["global"]` is the shared model."""
-
-    clients: tuple[str, ...]
-    seed: int
-    model: Architecture | None
-    channels: int
-    size: int | tuple[int, int]
-    classes: int
-    batch_size: int
-    topology: Topology = field(default_factory=Topology)
-    public: Public | None = None
-    state: State = field(default_factory=dict)
-
-    @property
-    def partial(self) -> bool:
-        """Whether the global is only a part of a model."""
-        return self.model is not None and self.model.share != "all"
 
 
 class Method(Spec, ABC):
@@ -76,15 +61,21 @@ class Method(Spec, ABC):
     """Whether clients may have models of different designs; only `mutua methods` tells it."""
     same_models: ClassVar[bool] = False
     """Whether every client's personal model must have the global's design."""
+    needs_features: ClassVar[bool] = False
+    """Whether all clients' models must give their heads features of one width."""
     different_data: ClassVar[bool] = False
     """Whether it is made for clients with different data."""
     server_does: ClassVar[str] = "nothing"
+    reply_grows_with: ClassVar[str] = ""
+    """What the size of a reply depends on, where it is not what `BANDWIDTH` says of its kinds."""
     honours_opt_out: ClassVar[bool] = False
     """Whether samples that are opted out of the federation cannot change what leaves a client."""
     only_own_gradients: ClassVar[bool] = False
     """Whether a sample changes the meme by its own gradient, in one `fit` per round, and in no other way."""
     terms: ClassVar[tuple[str, ...]] = ()
     """Names of its objectives' terms, beside those of the models."""
+    any_task: ClassVar[bool] = False
+    """Whether it learns by the task's own losses alone, and so also several labels at once, and values."""
     pools_data: ClassVar[bool] = False
     """Whether all data is brought to one place."""
 
@@ -118,6 +109,11 @@ class Method(Spec, ABC):
         return ""
 
     @property
+    def needs_classes(self) -> str:
+        """What it does that takes one class per sample, such as "weighs by their entropy"; empty for nothing."""
+        return ""
+
+    @property
     def works_alone(self) -> bool:
         """Whether clients work without a server: each in every round, drawn or not, reached or not."""
         return False
@@ -129,7 +125,7 @@ class Method(Spec, ABC):
 
     @property
     def shares(self) -> Shares:
-        """All that may leave a client: the kind of each part and its name."""
+        """All that may leave a client: the name of each part and its kind."""
         return {}
 
     @property
@@ -156,6 +152,8 @@ class Method(Spec, ABC):
                 federation.public.fits(client.id, client.train)
             if self.needs_labels and not federation.public.labelled:
                 raise InputError(f"public.labelled: false, but {self.name} {self.needs_labels}; give labels")
+        if (kind := federation.aim.kind) != "classification":
+            check_task(self, kind)
         if self.needs_global and not any(client.takes_part for client in federation.clients):
             raise InputError("opt_out: every client has opted out whole; at least one must be in")
         shared = federation.global_model
@@ -165,6 +163,8 @@ class Method(Spec, ABC):
                     f"client {client.id}: its model is {client.model.spec()}, but {self.name} needs the global's "
                     f"design, {shared.spec()}; leave models.clients out"
                 )
+        if self.needs_features:
+            common_features(federation, self.name)
         kept = promised(type(self), "honours_opt_out")
         if not kept and any(client.opt_in is not None for client in federation.clients):
             able = ", ".join(name for name, kind in sorted(_METHODS.items()) if promised(kind, "honours_opt_out"))
@@ -224,6 +224,12 @@ class Method(Spec, ABC):
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """On the client: the model it serves with, given the next brief. Changes no state."""
 
+    def evaluated(self, client: Participant, brief: Message | None) -> Mapping[str, nn.Module]:
+        """On the client: the models that are evaluated beside its predictor, by name. Changes no state."""
+        if not self.needs_global or brief is None or "global" not in brief:
+            return {}
+        return {"global": client.fork(brief)}
+
     def made_of(self, client: Participant) -> dict[str, Any]:
         """What `predictor` is, for a model's card: a name and width, or those of its parts."""
         own = "personal" in client.state
@@ -261,14 +267,12 @@ class Hub(Method):
     @property
     def shares(self) -> Shares:
         """The meme, or its shared part."""
-        return {Kind.WEIGHTS: "meme"}
+        return {"meme": Kind.WEIGHTS}
 
     def open(self, server: Server) -> None:
         """Initialise the global under the public seed; only its shared part is kept."""
         assert server.model is not None
-        module = server.model.build(
-            channels=server.channels, size=server.size, classes=server.classes, seed=initial_seed(server.seed)
-        )
+        module = server.build()
         state = module.state_dict()
         server.state["global"] = {name: state[name] for name in shared_names(module, server.model.share)}
 
@@ -279,12 +283,16 @@ class Hub(Method):
         module = build(federation.global_model, client, plan.seed)
         state = module.state_dict()
         meme = {name: state[name] for name in shared_names(module, federation.global_model.share)}
-        numbers = {name: Part(kind, {"": NUMBERS[kind]}) for kind, name in self.shares.items() if kind in NUMBERS}
+        numbers = {name: Part(kind, {"": NUMBERS[kind]}) for name, kind in self.shares.items() if kind in NUMBERS}
         return Message(meme=weights(meme), **numbers).nbytes
+
+    def global_for(self, server: Server, client_id: str) -> Tensors:
+        """The global that this client works with: one for all, unless a method has several."""
+        return server.state["global"]
 
     def brief(self, server: Server, round: int, client_id: str) -> Message | None:
         """The global."""
-        return Message(**{"global": weights(server.state["global"])})
+        return Message(**{"global": weights(self.global_for(server, client_id))})
 
     @property
     def averages(self) -> bool:
@@ -292,9 +300,12 @@ class Hub(Method):
 
         The methods here weight replies only by what is sent beside the meme. An author's method may do otherwise.
         """
-        verbs = (getattr(type(self), verb) for verb in ("brief", "check", "outliers", "merge", "merge_weights"))
+        verbs = (
+            getattr(type(self), verb)
+            for verb in ("global_for", "brief", "check", "outliers", "merge", "merge_weights")
+        )
         known = all(verb.__module__.startswith("mutua.methods.") for verb in verbs)
-        alike = set(self.shares) == {Kind.WEIGHTS} and self.max_norm_ratio is None
+        alike = list(self.shares.values()) == [Kind.WEIGHTS] and self.max_norm_ratio is None
         return known and alike and type(self.combine) is merging.Mean
 
     def reply(self, client: Participant, meme: nn.Module) -> Message:
@@ -305,15 +316,21 @@ class Hub(Method):
         """The meme must be the global's in names, shapes and types, and finite."""
         if "meme" not in reply:
             raise Refused("it holds no weights 'meme'")
-        merging.check_weights(reply.arrays("meme"), server.state["global"])
+        merging.check_weights(reply.arrays("meme"), self.global_for(server, client_id))
 
     def outliers(self, server: Server, replies: Mapping[str, Message]) -> dict[str, str]:
         """By option, memes that are much farther from the global than the others."""
         if self.max_norm_ratio is None or not replies:
             return {}
-        memes = [reply.arrays("meme") for reply in replies.values()]
-        found = merging.overlong_updates(memes, server.state["global"], self.max_norm_ratio)
-        return {client: found[i] for i, client in enumerate(replies) if i in found}
+        groups: dict[int, list[str]] = {}
+        for client in replies:
+            groups.setdefault(id(self.global_for(server, client)), []).append(client)
+        outliers: dict[str, str] = {}
+        for clients in groups.values():
+            memes, before = [replies[c].arrays("meme") for c in clients], self.global_for(server, clients[0])
+            found = merging.overlong_updates(memes, before, self.max_norm_ratio)
+            outliers |= {client: found[i] for i, client in enumerate(clients) if i in found}
+        return outliers
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """The memes, weighted by the method and combined by its combiner."""
@@ -335,17 +352,42 @@ class Hub(Method):
             raise InputError(f"how: 'mutual', but {self.name} does no mutual learning; use 'global' or 'finetune'")
         if how == "finetune":
             can_stop_early(client, how)
-            self.tune(client, brief, self.stopping("tuned"))
+            self.adapt(client, brief, self.stopping("tuned"))
 
-    def tune(self, client: Participant, brief: Message | None, until: EarlyStopping) -> None:
+    def adapt(self, client: Participant, brief: Message | None, until: EarlyStopping) -> None:
         """Continue the global on the client's own data and keep the result."""
-        model = client.fork(brief)
-        client.fit(supervised, {"tuned": model}, until=until)
-        client.keep("tuned", model)
+        client.keep("tuned", client.fork(brief))
+        client.fit(supervised, {"tuned": client.model("tuned")}, until=until)
+        client.state.pop("tuned.optimizer", None)
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The global, or what the client tuned it to."""
         return client.model("tuned") if "tuned" in client.state else client.fork(brief)
+
+
+def check_task(method: Method, kind: TaskKind) -> None:
+    """Refuse a task of this kind that the method cannot learn."""
+    able = ", ".join(
+        name
+        for name, known in sorted(_METHODS.items())
+        if promised(known, "any_task") and not needs_classes(known)
+    )
+    if why := method.needs_classes:
+        raise InputError(f"task: {kind}, but {method.name} {why}; use one of {able}")
+    if not promised(type(method), "any_task"):
+        why = doubt(type(method), "any_task") or (
+            f"nobody has declared that {method.name} learns by the task's own losses alone; if it does, declare "
+            f"any_task: ClassVar[bool] = True in {type(method).__name__}"
+        )
+        raise InputError(f"task: {kind}, but {why}; or use one of {able}")
+
+
+def needs_classes(method: type[Method]) -> str:
+    """What a method does, with its own defaults, that takes one class per sample; empty for nothing."""
+    try:
+        return method().needs_classes
+    except ValidationError:  # it has no defaults for all of its options
+        return ""
 
 
 def can_stop_early(client: Participant, how: How) -> None:
@@ -355,7 +397,7 @@ def can_stop_early(client: Participant, how: How) -> None:
 
 
 def supervised(models: Models, batch: Batch, hp: Numbers) -> Terms:
-    """Each model on its own: cross-entropy."""
+    """Each model on its own: the task's loss, such as cross-entropy."""
     return {name: batch.task.loss(model(batch.x), batch.y) for name, model in models.items()}
 
 
@@ -365,7 +407,7 @@ _METHODS: dict[str, type[Method]] = {}
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name."""
     known = _METHODS.get(method.name, method)
-    # A notebook cell that runs again defines the same class anew; anything else is a mistake.
+    # A notebook cell that runs again defines the same class again; anything else is a mistake.
     if path_of(known) != path_of(method):
         raise InputError(
             f"method.name: '{method.name}' is {path_of(known)}; give {method.__name__} a name of its own, "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mutua.errors import InputError, MutuaError, Refused, RunError, described, short_of_memory
 from mutua.federation.message import Kind, Message, Part
 from mutua.federation.store import State
-from mutua.methods.base import Server
+from mutua.methods.server import Server
 
 # What a reply holds: `Refused` says what is wrong with it
 
@@ -40,6 +40,19 @@ def check_rows(reply: Message, name: str, kind: Kind, classes: int, samples: int
     if len(rows) != samples:
         raise Refused(f"its {kind} are of {len(rows)} samples; {where} has {samples}")
     return rows
+
+
+def check_prototypes(reply: Message, name: str, classes: int, width: int) -> set[str]:
+    """The classes that a reply has a vector of: finite ones of this width, of at most so many classes."""
+    if name not in reply:
+        raise Refused(f"it holds no prototypes '{name}'")
+    vectors, usual = reply.arrays(name), torch.get_default_dtype()
+    if not 0 < len(vectors) <= classes:
+        raise Refused(f"its prototypes are of {len(vectors)} classes; there are {classes}")
+    for which, vector in vectors.items():
+        if tuple(vector.shape) != (width,) or vector.dtype != usual or not bool(vector.isfinite().all()):
+            raise Refused(f"its prototype of '{which}' is not {width} finite numbers ({usual})")
+    return set(vectors)
 
 
 # What a verb returns and keeps: one line says what is wrong with it
@@ -77,6 +90,17 @@ def check_named_arrays(what: str, state: State) -> None:
                 continue
         way_out = "give named arrays, such as {'value': torch.tensor(3)}"
         raise InputError(f"{what}[{group!r}] holds a {type(wrong).__name__}; {way_out}")
+
+
+def check_evaluated(found: Mapping[str, nn.Module]) -> Mapping[str, nn.Module]:
+    """What `evaluated` returned, which must be models by name."""
+    given: object = found
+    if not isinstance(given, Mapping) or not all(isinstance(model, nn.Module) for model in given.values()):
+        kind = type(given).__name__
+        raise InputError(f"evaluated: it returned a {kind}; give models by name, such as {{'tuned': model}}")
+    if "predictor" in given:
+        raise InputError("evaluated: 'predictor' is evaluated anyhow; leave it out")
+    return found
 
 
 @contextmanager

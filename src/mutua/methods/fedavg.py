@@ -9,34 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
 from torch import nn
 
+from mutua.data.samples import Samples
 from mutua.federation.message import MAX_COUNT, Kind, Message, Shares, count
 from mutua.learning import losses
-from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.methods.base import Hub, Server, register
+from mutua.methods.base import Hub, register
 from mutua.methods.checks import check_number
 from mutua.methods.participant import Participant
+from mutua.methods.server import Server
 
 
-@register
-class FedAvg(Hub):
-    """Fork the global, train it on own data, merge weighted by the number of samples."""
+class Averaging(Hub):
+    """FedAvg without a say in what clients serve with: fork the global, train it on own data, merge."""
 
-    name: ClassVar[str] = "fedavg"
+    any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = True
     weights: Literal["samples", "uniform"] = "samples"
-    serve: Literal["global", "local"] = "global"
 
     @property
     def shares(self) -> Shares:
         """The meme, and n_k where the merge needs it."""
-        meme = {Kind.WEIGHTS: "meme"}
-        return meme | {Kind.COUNT: "samples"} if self.weights == "samples" else meme
+        meme = {"meme": Kind.WEIGHTS}
+        return meme | {"samples": Kind.COUNT} if self.weights == "samples" else meme
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """F_k of fml-2023, Eq. (1): cross-entropy on own data."""
@@ -47,10 +45,17 @@ class FedAvg(Hub):
         if not client.takes_part:
             return None
         models = self.models(client, brief)
-        client.fit(self.objective, models, samples=client.opted_in)
-        if self.serve == "local":
-            client.keep("local", models["meme"])
+        client.fit(self.objective, models, samples=self.samples(client))
+        self.trained(client, models["meme"])
         return self.reply(client, models["meme"])
+
+    def samples(self, client: Participant) -> Samples:
+        """What the meme learns from."""
+        return client.opted_in
+
+    def trained(self, client: Participant, meme: nn.Module) -> None:
+        """What the client keeps of its trained meme; nothing, unless a method says otherwise."""
+        return
 
     def reply(self, client: Participant, meme: nn.Module) -> Message:
         """Besides the meme, n_k where the merge needs it."""
@@ -73,6 +78,22 @@ class FedAvg(Hub):
             return super().merge_weights(replies)
         return [reply.number("samples") for reply in replies.values()]
 
+
+@register
+class FedAvg(Averaging):
+    """Fork the global, train it on own data, merge weighted by the number of samples."""
+
+    name: ClassVar[str] = "fedavg"
+    any_task: ClassVar[bool] = True
+    honours_opt_out: ClassVar[bool] = True
+    only_own_gradients: ClassVar[bool] = True
+    serve: Literal["global", "local"] = "global"
+
+    def trained(self, client: Participant, meme: nn.Module) -> None:
+        """By option, the client's last local copy."""
+        if self.serve == "local":
+            client.keep("local", meme)
+
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The global or what was tuned of it; by option the client's last local copy of it."""
         if self.serve == "local" and "local" in client.state and "tuned" not in client.state:
@@ -85,6 +106,7 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term (μ/2)‖w − w_G‖² that holds the meme near the global."""
 
     name: ClassVar[str] = "fedprox"
+    any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
@@ -98,28 +120,3 @@ class FedProx(FedAvg):
     def models(self, client: Participant, brief: Message | None) -> dict[str, nn.Module]:
         """The meme, and the global it was forked from."""
         return {"meme": client.fork(brief), "global": client.frozen(brief)}
-
-
-@register
-class FineTuned(FedAvg):
-    """FedAvg, then each client continues the global on its own data until validation says stop."""
-
-    name: ClassVar[str] = "finetuned"
-    honours_opt_out: ClassVar[bool] = True
-    only_own_gradients: ClassVar[bool] = True
-    different_data: ClassVar[bool] = True
-    patience: int = Field(10, ge=1)
-    tune_epochs: int = Field(200, ge=1)
-
-    @property
-    def stops_early(self) -> bool:
-        """The tuning does."""
-        return True
-
-    def stopping(self, watch: str) -> EarlyStopping:
-        """By its own patience and epochs."""
-        return EarlyStopping(watch, self.patience, self.tune_epochs)
-
-    def finish(self, client: Participant, brief: Message | None) -> None:
-        """Continue the last global on own data."""
-        self.tune(client, brief, self.stopping("tuned"))

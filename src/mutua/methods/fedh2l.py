@@ -23,9 +23,10 @@ from mutua.learning import merging
 from mutua.learning.projection import pcgrad, project
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms, Trainer
-from mutua.methods.base import Method, Server, register
+from mutua.methods.base import Method, register
 from mutua.methods.checks import check_number, check_rows
 from mutua.methods.participant import Participant
+from mutua.methods.server import Server
 from mutua.seeds import public
 
 
@@ -34,6 +35,7 @@ class FedH2L(Method):
     """Peer-to-peer mutual learning on a public set, with conflicting gradients projected away."""
 
     name: ClassVar[str] = "fedh2l"
+    any_task: ClassVar[bool] = True
     own_models: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
     server_does: ClassVar[str] = "relays"
@@ -49,7 +51,7 @@ class FedH2L(Method):
     @property
     def shares(self) -> Shares:
         """Its predictions on its public batch, and their accuracy."""
-        return {Kind.PROBABILITIES: "public", Kind.ACCURACY: "public_accuracy"}
+        return {"public": Kind.PROBABILITIES, "public_accuracy": Kind.ACCURACY}
 
     def arrange(self, federation: Federation) -> Federation:
         """Every client needs public samples of its own."""
@@ -59,6 +61,11 @@ class FedH2L(Method):
         if silent:
             raise InputError(f"public: client {silent[0]} owns no part of it; fedh2l needs one of every client")
         return federation
+
+    @property
+    def needs_classes(self) -> str:
+        """What peers exchange."""
+        return "exchanges class probabilities, which sum to 1, and their accuracy"
 
     @property
     def needs_labels(self) -> str:

@@ -23,9 +23,10 @@ from mutua.federation.plan import Plan
 from mutua.learning import merging
 from mutua.learning.evaluation import outputs
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.methods.base import Method, Server, register
+from mutua.methods.base import Method, register
 from mutua.methods.checks import check_rows
 from mutua.methods.participant import Participant
+from mutua.methods.server import Server
 from mutua.seeds import public
 
 
@@ -34,6 +35,7 @@ class FedMD(Method):
     """Models of any design learn to match the consensus of all clients' scores on a public set."""
 
     name: ClassVar[str] = "fedmd"
+    any_task: ClassVar[bool] = True
     own_models: ClassVar[bool] = True
     server_does: ClassVar[str] = "averages scores"
     needs_public: ClassVar[bool] = True
@@ -48,7 +50,7 @@ class FedMD(Method):
     @property
     def shares(self) -> Shares:
         """Scores on public samples."""
-        return {Kind.SCORES: "public"}
+        return {"public": Kind.SCORES}
 
     @property
     def needs_labels(self) -> str:

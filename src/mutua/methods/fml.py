@@ -13,7 +13,7 @@ from pydantic import model_validator
 from torch import nn
 
 from mutua.federation.message import Message
-from mutua.learning.schedules import NAMED, Schedule, value, within
+from mutua.learning.schedules import NAMED_SCHEDULES, Schedule, value, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import How, Hub, can_stop_early, register
 from mutua.methods.participant import Participant
@@ -24,6 +24,7 @@ Proportion = Annotated[Schedule, within(0, 1)]
 class Mutual(Hub):
     """Mutual learning without its losses: a personal model that stays, and a meme that is merged."""
 
+    any_task: ClassVar[bool] = True
     own_models: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
     temperature: Annotated[Schedule, within(1e-3, 1e3)] = 1.0
@@ -67,6 +68,7 @@ class FML(Mutual):
     """The personal model and the meme teach each other; only memes are merged, with equal weights."""
 
     name: ClassVar[str] = "fml"
+    any_task: ClassVar[bool] = True
     alpha: Proportion = 0.5
     beta: Proportion = 0.5
     schedule: Literal["early-alpha-late-beta"] | None = None
@@ -82,7 +84,7 @@ class FML(Mutual):
         """α and β by the named schedule where one is given."""
         numbers = super().numbers(round, rounds)
         if self.schedule is not None:
-            numbers.alpha, numbers.beta = (value(s, round, rounds) for s in NAMED[self.schedule]())
+            numbers.alpha, numbers.beta = (value(s, round, rounds) for s in NAMED_SCHEDULES[self.schedule]())
         return numbers
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:

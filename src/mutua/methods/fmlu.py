@@ -15,10 +15,11 @@ from torch import nn
 
 from mutua.federation.message import Kind, Message, Shares, number
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
-from mutua.methods.base import Server, register
+from mutua.methods.base import register
 from mutua.methods.checks import check_number
 from mutua.methods.fml import FML, Mutual
 from mutua.methods.participant import Participant
+from mutua.methods.server import Server
 
 MOST_ENTROPY = 64 * math.log(2)
 """No task has more than 2⁶⁴ classes. With a larger entropy the weight of a reply would be 0."""
@@ -29,6 +30,7 @@ class FMLU(FML):
     """FML with teaching and merging weighted by entropy; with both switched off it is FML."""
 
     name: ClassVar[str] = "fmlu"
+    any_task: ClassVar[bool] = True
     uncertain_update: bool = True
     uncertain_merge: bool = True
     entropy: Literal["batch", "sample"] = "batch"
@@ -40,10 +42,16 @@ class FMLU(FML):
         return self
 
     @property
+    def needs_classes(self) -> str:
+        """Unless both uses of uncertainty are off."""
+        used = self.uncertain_update or self.uncertain_merge
+        return "weighs teaching and merging by the entropy of class probabilities" if used else ""
+
+    @property
     def shares(self) -> Shares:
         """The meme and, for the merge, one number: its entropy."""
-        meme = {Kind.WEIGHTS: "meme"}
-        return meme | {Kind.ENTROPY: "meme_entropy"} if self.uncertain_merge else meme
+        meme = {"meme": Kind.WEIGHTS}
+        return meme | {"meme_entropy": Kind.ENTROPY} if self.uncertain_merge else meme
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """L = CE + e^(−H(p_teacher))·KL(teacher ‖ student), both ways; H is detached."""
@@ -91,6 +99,7 @@ class DML(Mutual):
     """The control beside FMLU: CE + 1·KL both ways, no uncertainty, merged as FML."""
 
     name: ClassVar[str] = "dml"
+    any_task: ClassVar[bool] = True
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Deep mutual learning (Zhang et al. 2018), fml-2023 Eq. (4)."""

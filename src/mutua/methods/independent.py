@@ -21,6 +21,7 @@ class Independent(Method):
     """Each client trains its personal model alone. Nothing leaves."""
 
     name: ClassVar[str] = "independent"
+    any_task: ClassVar[bool] = True
     own_models: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     patience: int | None = Field(None, ge=1)
@@ -74,6 +75,7 @@ class Centralised(Independent):
     """All data pooled in one place, which no federation allows: the upper bound to compare with."""
 
     name: ClassVar[str] = "centralised"
+    any_task: ClassVar[bool] = True
     own_models: ClassVar[bool] = False
     honours_opt_out: ClassVar[bool] = False
     pools_data: ClassVar[bool] = True
@@ -88,6 +90,7 @@ class Aggregated(Independent):
     """Each client trains alone on its own data and the whole public set. Nothing leaves."""
 
     name: ClassVar[str] = "aggregated"
+    any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
 

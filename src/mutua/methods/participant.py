@@ -1,14 +1,16 @@
 """A client at work: its data, its private store and the trainer, as a method sees them.
 
 What a method does to the staged `state` and what it replies are committed together (`engines/work.py`).
+
+Over 400 lines: one class has all that a method can use of a client, and says of each what it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +20,22 @@ from mutua.data.samples import Samples
 from mutua.errors import Diverged, InputError, NotInStore
 from mutua.federation.client import Client, build
 from mutua.federation.message import Message
-from mutua.federation.module_pool import Modules, batch_normed
+from mutua.federation.module_pool import Modules, batch_normed, weights_of
 from mutua.federation.plan import Plan
 from mutua.federation.store import State, not_finite
 from mutua.learning.early_stopping import EarlyStopping
-from mutua.learning.evaluation import measure, probabilities
+from mutua.learning.evaluation import measure, outputs, predictions
 from mutua.learning.memory_layout import channels_last
 from mutua.learning.optimizers import optimizer_state, restore_optimizer
 from mutua.learning.precision import computing_in
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
-from mutua.learning.trainer import Batch, Loader, Models, Numbers, Objective, Trainer, own_streams
-from mutua.models import Architecture, shared_names
-from mutua.seeds import derive, private, public, torch_stream
+from mutua.learning.trainer import Batch, Loader, Models, Numbers, Objective, Trainer, learning_in, own_streams
+from mutua.methods.server import initial_seed
+from mutua.models import Architecture, features, shared_names
+from mutua.models.composite import Composite, Rule
+from mutua.models.splice import Share
+from mutua.seeds import derive, private, torch_stream
 from mutua.support.tensor_files import Tensors
 
 
@@ -74,7 +79,10 @@ class Participant:
         self._counters: Tensors = {}
         self._stored: dict[nn.Module, str] = {}
         """What `model` gave out, by the names in the store."""
-        self._seed = private(job.plan.seed, client.id)
+        self._forks: set[nn.Module] = set()
+        self._designs: dict[nn.Module, dict[str, Any]] = {}
+        """What every model that was given out is built by, as a card says it."""
+        self._seed = private(job.plan.seed, client.id) if client.seed is None else client.seed
         privacy = job.plan.privacy
         self._noise = None if privacy is None else privacy.stream(self._seed, round, "privacy")
 
@@ -145,9 +153,9 @@ class Participant:
 
     @property
     def public(self) -> Public:
-        """The public set, for methods that need one."""
+        """The public set, for methods that need one, as this client sees it."""
         assert self._job.public is not None, "Method.arrange refuses one that needs a public set without it"
-        return self._job.public
+        return self._job.public.seen_by(self._client.train.preprocess)
 
     @property
     def device(self) -> torch.device:
@@ -172,43 +180,91 @@ class Participant:
             )
         architecture = self.architecture if own else self.global_architecture
         seed = derive(self._seed, name, "initialisation") if own else initial_seed(self.plan.seed)
-        self.state[name] = _copy(build(architecture, self._client, seed))
+        self.state[name] = weights_of(build(architecture, self._client, seed))
+        self._remember(name, own)
 
     def model(self, name: str = "personal") -> nn.Module:
-        """A model from the store: the personal one by the client's design, others by the global's."""
+        """A model from the store, by the design that it was put there with."""
         if name not in self.state:
             there = ", ".join(map(repr, self.state)) or "nothing"
             way_out = "put it there with client.initialise or client.keep"
             raise NotInStore(f"client.model({name!r}): its store has no such model, it has {there}; {way_out}")
-        architecture = self.architecture if name == "personal" else self.global_architecture
+        architecture = self.architecture if self._is_own(name) else self.global_architecture
         model = self._modules.get(name, architecture, self._client, self.state[name])
         self._stored[model] = name
+        self._designs[model] = architecture.spec()
         return model
+
+    def _is_own(self, name: str) -> bool:
+        """Whether this model of the store has the client's own design: "personal", and others by a mark."""
+        return name == "personal" or f"{name}.own" in self.state
+
+    def _remember(self, name: str, own: bool) -> None:
+        """Mark the design of a model of the store."""
+        self.state.pop(f"{name}.own", None)
+        if own and name != "personal":
+            self.state[f"{name}.own"] = {}
 
     def scorer(self, name: str, architecture: Architecture) -> nn.Module:
         """A model of the store with one output; when first asked for, it is initialised by the client's seed."""
         if name not in self.state:
             seed = derive(self._seed, name, "initialisation")
-            self.state[name] = _copy(build(architecture, self._client, seed, classes=1))
-        return self._modules.get(name, architecture, self._client, self.state[name], classes=1)
+            self.state[name] = weights_of(build(architecture, self._client, seed, classes=1))
+        model = self._modules.get(name, architecture, self._client, self.state[name], classes=1)
+        self._designs[model] = {**architecture.spec(), "outputs": 1}
+        return model
 
-    def fork(self, brief: Message | None) -> nn.Module:
-        """The meme: the global of the brief, spliced with the client's adaptor where it is partial."""
-        return self._spliced("meme", brief)
+    def composite(self, rule: Rule, *, frozen: Collection[str] = (), **parts: nn.Module) -> Composite:
+        """A predictor of several models that this client gave out, by a rule; `frozen` parts do not learn."""
+        for name, part in parts.items():
+            if part not in self._designs and not isinstance(part, Composite):
+                raise InputError(
+                    f"client.composite: '{name}' is no model of client.model, client.fork, client.received or "
+                    "client.scorer; client.keep it, and take it with client.model"
+                )
+        specs = {n: part.spec if isinstance(part, Composite) else self._designs[part] for n, part in parts.items()}
+        return Composite(rule.to(self.device), parts, specs, frozen)
+
+    def received(self, brief: Message | None, name: str = "personal") -> nn.Module:
+        """A model of the store with what the brief shares in its place, in the store too: it keeps the rest."""
+        assert brief is not None, "a hub method briefs every client with the global"
+        shared = brief.arrays("global")
+        self._counters = {n: array for n, array in shared.items() if not array.is_floating_point()}
+        own = self.state.get(name, {})
+        for array_name, array in shared.items() if own else ():
+            if array_name not in own or own[array_name].shape != array.shape:
+                there = "no such weights" if array_name not in own else f"{tuple(own[array_name].shape)}"
+                raise InputError(
+                    f"client.received: the shared '{array_name}' is {tuple(array.shape)}, '{name}' has {there}; "
+                    "models that share it must agree in it"
+                )
+        if own:
+            self.state[name] = {**own, **shared}
+        return self.model(name)
+
+    def fork(self, brief: Message | None, like: Literal["own", "global"] = "global") -> nn.Module:
+        """The meme: the global of the brief, spliced with the client's adaptor where it is partial.
+
+        `like="own"` is for a brief that holds a model of the design that the client has declared.
+        """
+        meme = self._spliced("meme", brief, self.architecture if like == "own" else self.global_architecture)
+        self._forks.add(meme)
+        return meme
 
     def frozen(self, brief: Message | None) -> nn.Module:
         """The same, not trainable: the meme as it was when it was forked."""
-        return self._spliced("global", brief).requires_grad_(False)
+        return self._spliced("global", brief, self.global_architecture).requires_grad_(False)
 
-    def _spliced(self, role: str, brief: Message | None) -> nn.Module:
+    def _spliced(self, role: str, brief: Message | None, architecture: Architecture) -> nn.Module:
         assert brief is not None, "a hub method briefs every client with the global"
         shared = brief.arrays("global")
         self._counters = {name: array for name, array in shared.items() if not array.is_floating_point()}
-        architecture = self.global_architecture
         if architecture.share != "all" and "adaptor" not in self.state:
             fresh = build(architecture, self._client, derive(self._seed, "adaptor", "initialisation"))
-            self.state["adaptor"] = {k: v for k, v in _copy(fresh).items() if k not in shared}
-        return self._modules.get(role, architecture, self._client, {**self.state.get("adaptor", {}), **shared})
+            self.state["adaptor"] = {k: v for k, v in weights_of(fresh).items() if k not in shared}
+        model = self._modules.get(role, architecture, self._client, {**self.state.get("adaptor", {}), **shared})
+        self._designs[model] = architecture.spec()
+        return model
 
     def shared(self, meme: nn.Module) -> Tensors:
         """The part of the meme that the federation shares: all that may leave of it.
@@ -216,12 +272,16 @@ class Participant:
         Whole numbers go back as they came: batch-norm's counter of batches would give away how many samples
         a client has.
         """
-        state = _copy(meme) | self._counters
+        state = weights_of(meme) | self._counters
         return {name: state[name] for name in shared_names(meme, self.global_architecture.share)}
 
     def keep(self, name: str, model: nn.Module) -> None:
-        """Put a model's weights into the store."""
-        self.state[name] = _copy(model)
+        """Put a model's weights into the store, where it has the design of the model that it was."""
+        self.state[name] = weights_of(model)
+        if model in self._stored:
+            self._remember(name, self._is_own(self._stored[model]))
+        elif model in self._forks:
+            self._remember(name, own=False)
 
     # Learning
 
@@ -232,34 +292,51 @@ class Participant:
         *,
         samples: Samples | None = None,
         epochs: int | None = None,
+        steps: int | None = None,
         until: EarlyStopping | None = None,
         round: int | None = None,
+        only: Share = "all",
+        purpose: str = "",
+        streams: Mapping[str, str] | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         """Train on all of the client's samples, or on `samples`, for the round's epochs or steps.
 
-        `epochs` is for work outside the rounds; `until` trains until a model stops improving on validation data;
-        `round` is the round that learning rate and numbers are taken from, if not this one.
+        `epochs` or `steps` is another number; `until` trains until a model stops improving on validation data;
+        `round` is the round that learning rate and numbers are taken from, if not this one. `only` is what learns:
+        "head", "body" or names of parts; the rest is frozen. Every `fit` of a round draws the same batches, unless
+        it has another `purpose`. `streams` says by the name of which other model a model draws (for dropout).
+        `given` are constants for the objective, such as a teacher's scores, which finds them in `hp` by name.
         """
         models = self._trainable(models)
-        loader = self.loader(samples, models)
-        with self.training(models, round) as trainer:
+        loader = self.loader(samples, models, purpose=purpose)
+        with self.training(models, round, only=only, purpose=purpose, streams=streams, given=given) as trainer:
             if until is not None and len(self.val):
                 self._fit_until(trainer, loader, objective, until)
-            else:
-                for batch in self.batches(loader) if epochs is None else loader.epochs(epochs):
-                    trainer.step(objective, batch)
+                return
+            batches = self.batches(loader) if epochs is None else loader.epochs(epochs)
+            for batch in batches if steps is None else loader.steps(steps):
+                trainer.step(objective, batch)
 
     def loader(
-        self, samples: Samples | None = None, models: Models | None = None, *, augment: bool = True
+        self,
+        samples: Samples | None = None,
+        models: Models | None = None,
+        *,
+        augment: bool = True,
+        purpose: str = "",
     ) -> Loader:
-        """Batches of the client's samples, shuffled by its stream of this round and augmented as the plan says."""
+        """Batches of the client's samples, shuffled by its stream of this round and augmented as the plan says.
+
+        Every call begins the round's stream again; with another `purpose` it is another stream.
+        """
         plan = self.plan
         kind = PoissonLoader if self._by_example(models or {}) else Loader
         loader = kind(
             self.train if samples is None else samples,
             self.task,
             plan.batch_size,
-            torch_stream(self._seed, self.round, "batches"),
+            torch_stream(self._seed, self.round, "batches", *([purpose] if purpose else [])),
             join_single=self._has_batch_norm() or any(map(batch_normed, (models or {}).values())),
             augmentations=plan.augment if augment else (),
             device=self.device,
@@ -275,15 +352,25 @@ class Participant:
         return loader.steps(plan.steps) if plan.steps else loader.epochs(plan.epochs or 1)
 
     @contextmanager
-    def training(self, models: Models, round: int | None = None) -> Iterator[Trainer]:
+    def training(
+        self,
+        models: Models,
+        round: int | None = None,
+        *,
+        only: Share = "all",
+        purpose: str = "",
+        streams: Mapping[str, str] | None = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> Iterator[Trainer]:
         """A trainer over these models, at the rate of this round or of `round`; the store gets what they learned.
 
         A model that is in the store continues with its optimizer's memory, and both are kept there. A fork starts
-        without one, and only its adaptor is kept.
+        without one, and only its adaptor is kept. The other options are as in `fit`.
         """
         plan, modules = self.plan, self._trainable(models)
         at = self._schedule(self.round if round is None else round)
         lr, numbers = plan.optimizer.rate(*at), self.numbers if round is None else self._job.method.numbers(*at)
+        numbers = _with_constants(numbers, given or {}, self.device)
         trainable = {n: [p for p in m.parameters() if p.requires_grad] for n, m in modules.items()}
         optimizers = {n: plan.optimizer.build(p, lr) for n, p in trainable.items() if p}
         for name, optimizer in optimizers.items():
@@ -291,12 +378,15 @@ class Participant:
                 restore_optimizer(optimizer, self.state[f"{name}.optimizer"])
         for module in modules.values():
             module.train()
-        trainer = Trainer(modules, optimizers, numbers, self._job.method.terms)
-        if (privacy := plan.privacy) is not None and self._by_example(modules):
-            given = modules, optimizers, numbers, privacy.clip, privacy.noise, plan.batch_size, self._noise
-            trainer = PrivateTrainer(*given, self._job.method.terms)
-        streams = {name: derive(self._seed, self.round, name, "forward") for name in modules}
-        with own_streams(modules, streams), computing_in(plan.precision, modules):
+        drawing = {name: (streams or {}).get(name, name) for name in modules}
+        more = [purpose] if purpose else []
+        seeds = {name: derive(self._seed, self.round, drawing[name], "forward", *more) for name in modules}
+        learning = {name: modules[name] for name in optimizers}
+        with learning_in(only, learning), own_streams(modules, seeds), computing_in(plan.precision, modules):
+            trainer = Trainer(modules, optimizers, numbers, self._job.method.terms)
+            if (privacy := plan.privacy) is not None and self._by_example(modules):
+                noised = modules, optimizers, numbers, privacy.clip, privacy.noise, plan.batch_size, self._noise
+                trainer = PrivateTrainer(*noised, self._job.method.terms)
             yield trainer
         self.terms |= trainer.terms()
         for name, module in modules.items():
@@ -304,8 +394,8 @@ class Participant:
                 self.keep(name, module)
                 if name in optimizers:
                     self.state[f"{name}.optimizer"] = optimizer_state(optimizers[name])
-            elif name == "meme" and "adaptor" in self.state:
-                self.state["adaptor"] = {k: v for k, v in _copy(module).items() if k in self.state["adaptor"]}
+            elif module in self._forks and "adaptor" in self.state:
+                self.state["adaptor"] = {k: v for k, v in weights_of(module).items() if k in self.state["adaptor"]}
 
     def _trainable(self, models: Models) -> dict[str, nn.Module]:
         """The models; refused if what they learn would be lost, or would change another one."""
@@ -330,8 +420,12 @@ class Participant:
         return dict(models)
 
     def predict(self, model: nn.Module, samples: Samples) -> Tensor:
-        """Class probabilities of the model in evaluation mode."""
-        return probabilities(model, samples, self.task, self.device)
+        """What the model says in evaluation mode: probabilities of classes or labels, or values."""
+        return predictions(model, samples, self.task, self.device)
+
+    def features(self, model: nn.Module, samples: Samples) -> Tensor:
+        """What the model's head gets of each sample, one row each, in evaluation mode."""
+        return outputs(model, samples, self.device, lambda x: features(model, x)[0])
 
     def _fit_until(self, trainer: Trainer, loader: Loader, objective: Objective, until: EarlyStopping) -> None:
         """Train until validation says stop, then put back the weights of the best epoch, epoch 0 included."""
@@ -344,7 +438,7 @@ class Participant:
             loss = measure(watched, self.val, self.task, self.device)["loss"]
             if not kept or (loss is not None and loss < best):
                 best, worse = loss or 0.0, 0
-                kept = {name: _copy(model) for name, model in trainer.models.items()}
+                kept = {name: weights_of(model) for name, model in trainer.models.items()}
             else:
                 worse += 1
             if worse == until.patience:
@@ -387,13 +481,9 @@ class Participant:
         return any(self._modules.has_batch_norm(role, a, self._client) for role, a in roles)
 
 
-def initial_seed(seed: int) -> int:
-    """The seed of the global's first weights: public, so everybody can compute them."""
-    return derive(public(seed), "global", "initialisation")
-
-
-def _copy(module: nn.Module) -> Tensors:
-    return {
-        name: array.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, array in module.state_dict().items()
-    }
+def _with_constants(numbers: Numbers, given: Mapping[str, Any], device: torch.device) -> Numbers:
+    """A round's options, and what an objective is given beside them."""
+    options = vars(numbers)
+    if known := sorted(options.keys() & given.keys()):
+        raise InputError(f"fit: given: '{known[0]}' is an option of the method already; give it another name")
+    return Numbers(**options, **{n: v.to(device) if isinstance(v, Tensor) else v for n, v in given.items()})

@@ -19,10 +19,11 @@ from pydantic import (
 )
 from torch import Tensor, nn
 
+from mutua.data.model_input import ModelInput
 from mutua.errors import InputError, suggest
 from mutua.models import registry
 from mutua.models.parts import Size, sides
-from mutua.models.splice import Share
+from mutua.models.splice import Pooled, Share
 from mutua.support import safe_reading
 from mutua.support.configuration import BOOL_FOR_NUMBER, Spec, local_path
 from mutua.support.importing import check_trusted, import_factory, path_of, trust_object
@@ -33,6 +34,7 @@ _EXPECTED = {
     "width": "a number above 0",
     "init": "the path of a safetensors or state_dict file",
     "share": "all, body, head or a list of names",
+    "features": "a whole number above 0",
 }
 
 
@@ -45,6 +47,8 @@ class Architecture(Spec):
     width: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     init: Path | None = None
     share: Share = "all"
+    features: int | None = Field(default=None, ge=1)
+    """To how many numbers the head's input is pooled, before a new linear head."""
 
     @classmethod
     def of(cls, value: Any) -> Architecture:
@@ -91,33 +95,44 @@ class Architecture(Spec):
         name = self.label
         if not isinstance(self.name, str) and hasattr(self.name, "__qualname__"):
             name = path_of(self.name)
-        return {"name": name, "width": self.width}
+        pooled = {} if self.features is None else {"features": self.features}
+        return {"name": name, "width": self.width, **pooled}
 
     @property
     def registered(self) -> bool:
         """Whether it is of the zoo, or of what users have added to it."""
         return isinstance(self.name, str) and ":" not in self.name
 
-    def build(self, *, channels: int, size: Size, classes: int, seed: int) -> nn.Module:
-        """The model for such inputs and classes, initialised by `seed` alone; the global RNG is untouched."""
+    def build(
+        self, *, channels: int, size: Size, classes: int, seed: int, input: ModelInput | None = None
+    ) -> nn.Module:
+        """The model for such inputs and classes, initialised by `seed` alone; the global RNG is untouched.
+
+        `input` says more of tables and texts; without it they are images or, of size 1, plain features.
+        """
         if min(channels, classes, *sides(size)) < 1:
             raise InputError(
                 f"models: channels {channels}, size {size}, classes {classes}; each must be 1 or more"
             )
+        input = input or ModelInput.of(channels, size)
+        if self.registered:
+            registry.check_input(str(self.name), input)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed queues calls for a GPU that is not there
-            module = self._make({"channels": channels, "size": size, "classes": classes})
+            module = self._make({"channels": channels, "size": size, "classes": classes}, input)
+            if self.features is not None:
+                module = Pooled(module, self.features, classes)
         if self.init is not None:
             _load(module, self.init)
         return module
 
-    def _make(self, given: dict[str, Any]) -> nn.Module:
+    def _make(self, given: dict[str, Any], input: ModelInput) -> nn.Module:
         source = _resolve(self.name)
         if isinstance(source, nn.Module):
             return copy.deepcopy(source)
         if self.registered:
             given["width"] = self.width
-        arguments = _accepted(source, given, self.label)
+        arguments = _accepted(source, given, input, self.label)
         if self.width != 1 and "width" not in arguments:
             raise InputError(f"models.width: {self.width}, but '{self.label}' takes no width; leave it out")
         try:
@@ -151,8 +166,8 @@ def _resolve(name: str | nn.Module | Callable[..., Any]) -> Any:
     return import_factory(name, "models")
 
 
-def _accepted(factory: Callable[..., Any], given: dict[str, Any], label: str) -> dict[str, Any]:
-    """Those of the given arguments that a factory takes by keyword."""
+def _accepted(factory: Callable[..., Any], given: dict[str, Any], input: ModelInput, label: str) -> dict[str, Any]:
+    """Those of the given arguments that a factory takes by keyword; `input` only if it names it."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # some builtins have none
@@ -161,11 +176,13 @@ def _accepted(factory: Callable[..., Any], given: dict[str, Any], label: str) ->
     everything = inspect.Parameter.VAR_KEYWORD in kinds.values()
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     arguments = {k: v for k, v in given.items() if everything or kinds.get(k) in by_keyword}
+    if kinds.get("input") in by_keyword:
+        arguments["input"] = input
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise InputError(
-            f"models: '{label}': {error}; mutua gives channels, size and classes by keyword, "
+            f"models: '{label}': {error}; mutua gives channels, size, classes and input by keyword, "
             "so give other parameters a default"
         ) from None
     return arguments

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mutua.models.parts import Size, at_least, chain, conv_norm, pooled_head, scaled
+from mutua.models.parts import IMAGES, Size, at_least, chain, conv_norm, pooled_head, scaled
 from mutua.models.registry import register_model
 
 
-@register_model("mobilenetv2")
+@register_model("mobilenetv2", takes=IMAGES)
 def mobilenetv2(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """MobileNetV2; 2.2 million parameters."""
     at_least(size, 8)
@@ -52,7 +52,7 @@ class _Inverted(nn.Module):
         return x + y if self.residual else y
 
 
-@register_model("shufflenetv2")
+@register_model("shufflenetv2", takes=IMAGES)
 def shufflenetv2(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """ShuffleNetV2; 1.3 million parameters."""
     at_least(size, 8)

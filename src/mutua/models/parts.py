@@ -7,10 +7,14 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mutua.data.model_input import InputKind
 from mutua.errors import InputError
 from mutua.models.convolution import Convolution
 
 Size = int | tuple[int, int]
+
+IMAGES: tuple[InputKind, ...] = ("images",)
+NUMERIC_INPUTS: tuple[InputKind, ...] = ("images", "features", "table")
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:

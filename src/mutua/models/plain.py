@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from mutua.models.convolution import Convolution
-from mutua.models.parts import Size, at_least, chain, conv_norm, pooled_head, scaled
+from mutua.models.parts import IMAGES, Size, at_least, chain, conv_norm, pooled_head, scaled
 from mutua.models.registry import register_model
 
 
@@ -16,7 +16,7 @@ def _halve() -> nn.MaxPool2d:
     return nn.MaxPool2d(2, ceil_mode=True)
 
 
-@register_model("alexnet")
+@register_model("alexnet", takes=IMAGES)
 def alexnet(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """AlexNet's five convolutions with one linear head; 2.5 million parameters."""
     at_least(size, 8)
@@ -39,13 +39,13 @@ def alexnet(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.S
     )
 
 
-@register_model("vgg11")
+@register_model("vgg11", takes=IMAGES)
 def vgg11(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """VGG11 with batch-norm and one linear head; 9.2 million parameters."""
     return _vgg(channels, size, classes, width, depths=(1, 1, 2, 2, 2))
 
 
-@register_model("vgg19")
+@register_model("vgg19", takes=IMAGES)
 def vgg19(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """VGG19 with batch-norm and one linear head; 20.0 million parameters."""
     return _vgg(channels, size, classes, width, depths=(2, 2, 4, 4, 4))

@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mutua.models.parts import Size, at_least, chain, conv_norm, pooled_head, scaled
+from mutua.models.parts import IMAGES, Size, at_least, chain, conv_norm, pooled_head, scaled
 from mutua.models.registry import register_model
 
 
-@register_model("resnet18")
+@register_model("resnet18", takes=IMAGES)
 def resnet18(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """ResNet18 with a 3×3 stem; 11.2 million parameters."""
     return _resnet(channels, size, classes, width, block=_basic, expansion=1, depths=(2, 2, 2, 2))
 
 
-@register_model("resnet34")
+@register_model("resnet34", takes=IMAGES)
 def resnet34(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """ResNet34 with a 3×3 stem; 21.3 million parameters."""
     return _resnet(channels, size, classes, width, block=_basic, expansion=1, depths=(3, 4, 6, 3))
 
 
-@register_model("resnet50")
+@register_model("resnet50", takes=IMAGES)
 def resnet50(channels: int, size: Size, classes: int, width: float = 1.0) -> nn.Sequential:
     """ResNet50 (bottlenecks) with a 3×3 stem; 23.5 million parameters."""
     return _resnet(channels, size, classes, width, block=_bottleneck, expansion=4, depths=(3, 4, 6, 3))

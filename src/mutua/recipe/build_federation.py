@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from mutua.data.partitions import IID, Partition, dealing_seed
-from mutua.data.sources import Source, load
+from mutua.data.partitions import IID, ByColumn, Partition, dealing_seed
+from mutua.data.sources import Source, as_source, load, load_raw
 from mutua.data.splits import ClientData, DealtSamples, split_and_deal
+from mutua.data.tabular_sources import KINDS, RawSource, encode
+from mutua.data.targets import TaskKind
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
+from mutua.learning.tasks import CLASSIFICATION, Aim
 from mutua.recipe.clients import ClientEntry, Data, ModelsSection
 from mutua.recipe.opt_out import OptOut, mark_opted_out
 from mutua.recipe.public_set import PublicSet, with_public_set
 from mutua.seeds import derive
 from mutua.support.configuration import PathLike
+from mutua.support.text import some
 
 
 def make_federation(
@@ -28,13 +33,15 @@ def make_federation(
     models: ModelsSection,
     public: PublicSet | None,
     opt_out: OptOut | None,
+    task: Aim | None = None,
 ) -> Federation:
     """The federation of these sections of a recipe: of `clients`, or of `data` that a `partition` deals."""
+    aim = task or CLASSIFICATION
     if clients is not None:
-        federation, sources = _of_clients(clients, models, opt_out, seed, data_dir)
+        federation, sources = _of_clients(clients, models, opt_out, seed, data_dir, aim)
     else:
         assert data is not None and partition is not None
-        federation, source = _of_data(data, partition, models, opt_out, seed, data_dir)
+        federation, source = _of_data(data, partition, models, opt_out, seed, data_dir, aim)
         sources = [source]
     if public is None:
         return federation
@@ -53,14 +60,16 @@ def _of_data(
     opt_out: OptOut | None,
     seed: int,
     data_dir: PathLike | None,
+    aim: Aim,
 ) -> tuple[Federation, Source]:
     """One source, dealt to clients by the partition."""
     seed = dealing_seed(partition, seed)
-    source = _load(data, data_dir, opt_out)
+    by = partition.column if isinstance(partition, ByColumn) else None
+    source = _load(data, data_dir, opt_out, aim.kind, by=by)
     dealt = _deal(source, data, partition, seed)
     if opt_out is not None:
         dealt = replace(dealt, clients=mark_opted_out(dealt.clients, opt_out, seed))
-    return Federation.of(dealt, models.clients, models.global_model), source
+    return Federation.of(dealt, models.clients, models.global_model, aim), source
 
 
 def _of_clients(
@@ -69,21 +78,24 @@ def _of_clients(
     opt_out: OptOut | None,
     seed: int,
     data_dir: PathLike | None,
+    aim: Aim,
 ) -> tuple[Federation, list[Source]]:
     """Clients with data of their own; those that name the same data share it."""
     groups: dict[Data, list[str]] = {}
     for entry in clients:
         groups.setdefault(entry.data, []).append(entry.id)
-    sources: dict[tuple[Any, ...], Source] = {}
+    sources = _together(
+        [(data, f"clients.{min(ids)}.data") for data, ids in groups.items()], data_dir, opt_out, aim.kind
+    )
     parts: dict[str, ClientData] = {}
     notes: list[str] = []
     for data, members in groups.items():
         ids = sorted(members)
-        key = data.name, data.path, data.image_size, data.classes, data.layout, data.channels, data.mapped
+        key = _key(data)
         at, who = f"clients.{ids[0]}.data", ", ".join(ids)
         if key in sources:
             notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")
-        source = sources.get(key) or sources.setdefault(key, _load(data, data_dir, opt_out, at))
+        source = sources.get(key) or sources.setdefault(key, _load(data, data_dir, opt_out, aim.kind, at))
         # No sample goes to two clients.
         dealt = _deal(source, data, IID(clients=len(ids)), derive(seed, *ids), at, alone=True)
         parts |= {name: replace(part, id=name) for name, part in zip(ids, dealt.clients, strict=False)}
@@ -92,19 +104,70 @@ def _of_clients(
     if opt_out is not None:
         ordered = mark_opted_out(ordered, opt_out, seed)
     own = [entry.model for entry in clients]
-    federation = Federation.of_clients(ordered, own, models.global_model, tuple(notes))
+    federation = Federation.of_clients(ordered, own, models.global_model, tuple(notes), aim=aim)
     return federation, list(sources.values())
 
 
-def _load(data: Data, data_dir: PathLike | None, opt_out: OptOut | None, at: str = "data") -> Source:
+def _key(data: Data) -> tuple[Any, ...]:
+    """What says that two clients name the same data."""
+    key = data.name, data.path, data.image_size, data.classes, data.layout, data.channels, data.mapped
+    return (*key, data.tabular.model_dump_json())
+
+
+def _together(
+    named: Sequence[tuple[Data, str]], data_dir: PathLike | None, opt_out: OptOut | None, kind: TaskKind
+) -> dict[tuple[Any, ...], Source]:
+    """The tables and texts of all clients, where columns are matched by name unless a client keeps its own."""
+    mask = None if opt_out is None else opt_out.mask
+    matched: dict[tuple[Any, ...], RawSource] = {}
+    for data, at in named:
+        if data.name in KINDS and not data.own_columns and _key(data) not in matched:
+            with _saying(at):
+                given: Any = {"path": data.path, "classes": data.classes, "mask": mask, "kind": kind}
+                matched[_key(data)] = load_raw(data.name, data.tabular, data_dir=data_dir, **given)
+    with _saying("clients"):
+        made = zip(matched, encode([*matched.values()]), strict=True) if matched else ()
+        found = {key: as_source(key[0], source) for key, source in made}
+    for source in found.values():
+        _check_declared(source, opt_out, "clients")
+    return found
+
+
+def _check_declared(source: Source, opt_out: OptOut | None, at: str) -> None:
+    """Refuse columns that nobody has declared where rows are opted out: they would tell of those rows too."""
+    if opt_out is not None and source.inferred:
+        raise InputError(
+            f"{at}.columns: {some(source.inferred)} must be declared where samples are opted out, so that "
+            "opted-out rows need not tell what the columns hold; `mutua data columns` writes the declaration"
+        )
+
+
+@contextmanager
+def _saying(at: str) -> Iterator[None]:
+    """Say in complaints where in the recipe the data is named."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{at}: {str(error).removeprefix('data: ')}") from None
+
+
+def _load(
+    data: Data,
+    data_dir: PathLike | None,
+    opt_out: OptOut | None,
+    kind: TaskKind,
+    at: str = "data",
+    by: str | None = None,
+) -> Source:
     """The samples; `at` is where in the recipe they are named. A relative path starts at the current folder."""
     given: dict[str, Any] = {name: getattr(data, name) for name in ("path", "image_size", "classes")}
     given |= {name: getattr(data, name) for name in ("layout", "channels", "mapped")}
+    given["kind"] = kind
     given["mask"] = None if opt_out is None else opt_out.mask
-    try:
-        return load(data.name, data_dir=data_dir, **given)
-    except InputError as error:
-        raise InputError(f"{at}: {str(error).removeprefix('data: ')}") from None
+    with _saying(at):
+        source = load(data.name, data_dir=data_dir, by=by, **given, **data.tabular.as_given())
+    _check_declared(source, opt_out, at)
+    return source
 
 
 def _deal(

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, mod
 
 from mutua.data.layouts import Layout
 from mutua.data.splits import Split
+from mutua.data.tabular_sources import Tabular
 from mutua.errors import InputError
 from mutua.models import Architecture
 from mutua.support.configuration import Spec
@@ -18,7 +19,7 @@ class _Section(Spec):
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True)
 
 
-class Data(_Section):
+class Data(_Section, Tabular):
     """Where samples come from and how many are used."""
 
     name: str

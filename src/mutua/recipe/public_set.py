@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from mutua.data import array_files
@@ -65,9 +64,10 @@ def _read(path: Path, labelled: bool, federation: Federation, seed: int) -> Publ
     names = None if (found := held.get("classes")) is None else found.tolist()
     samples = Samples.of(
         x,
-        np.zeros(len(x)) if labels is None else labels,
+        template.unknown(len(x)) if labels is None else labels,
         classes=template.classes if labels is None else names,
-        preprocess=template.preprocess,
+        preprocess=template.preprocess.declared,
+        kind=template.kind,
         name=str(path),
         **fitting(x.shape, template.x.shape[1:]),
     )

@@ -20,9 +20,10 @@ from pydantic import (
 from mutua.data.partitions import Partition
 from mutua.engines.faults import Faults
 from mutua.errors import InputError
-from mutua.federation.commit_files import StoreSettings, StoresSection
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
+from mutua.federation.store_settings import StoreSettings, StoresSection
+from mutua.learning.tasks import TaskSection, aim_of
 from mutua.methods import base
 from mutua.methods.base import Method
 from mutua.models import Architecture
@@ -37,7 +38,7 @@ from mutua.support.configuration import PathLike, checked, read_yaml
 from mutua.support.files import FILE_NAME
 from mutua.support.text import several
 
-FEDERATION_FIELDS = ("data", "partition", "clients", "models", "public", "opt_out")
+FEDERATION_FIELDS = ("data", "partition", "clients", "models", "public", "opt_out", "task")
 """The fields that describe the federation; the seed does too."""
 
 
@@ -51,6 +52,7 @@ class Recipe(Plan):
     partition: Partition | None = None
     models: ModelsSection = Field(default_factory=ModelsSection)
     clients: list[ClientEntry] | None = Field(None, min_length=1)
+    task: TaskSection | None = None
     method: SerializeAsAny[Method]
     public: PublicSet | None = None
     opt_out: OptOut | None = None
@@ -65,6 +67,11 @@ class Recipe(Plan):
         if isinstance(value, str):
             value = {"name": value}
         return base.method_of(value) if isinstance(value, Mapping) else value
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _read_task(cls, value: Any) -> Any:
+        return None if value is None else aim_of(value)
 
     @field_serializer("method")
     def _write_method(self, method: Method) -> dict[str, Any]:

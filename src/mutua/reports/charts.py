@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, percent_axis, short_name
-from mutua.support.text import percent, size
+from mutua.learning.headline import ACCURACY, Headline
+from mutua.reports.figures import FAINT, INK, MARKERS, PALETTE, WIDTH, Picture, legend, metric_axis, short_name
+from mutua.support.text import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,20 +50,22 @@ def _until(sent: Mapping[int, float], round: int) -> float:
     return max((total for at, total in sent.items() if at <= round), default=0.0)
 
 
-def curve_picture(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
-    """Accuracy over rounds, with a band of one standard deviation over seeds."""
-    ends = ", ".join(f"{label} {percent(line.mean[-1])} %" for label, line in lines.items())
-    return _lines(name, title, f"{title}, over rounds. At the end: {ends}.", lines, "round")
+def curve_picture(name: str, title: str, lines: Mapping[str, Line], of: Headline = ACCURACY) -> Picture:
+    """A metric over rounds, with a band of one standard deviation over seeds."""
+    ends = ", ".join(f"{label} {of.shown(line.mean[-1])}{of.unit}" for label, line in lines.items())
+    return _lines(name, title, f"{title}, over rounds. At the end: {ends}.", lines, "round", of)
 
 
-def trade_off_picture(name: str, title: str, lines: Mapping[str, Line]) -> Picture:
-    """Accuracy against the bytes that had left all clients by then."""
-    ends = ", ".join(f"{label} {percent(line.mean[-1])} % for {size(line.x[-1])}" for label, line in lines.items())
-    return _lines(name, title, f"{title}. At the end: {ends}.", lines, "sent by all clients together")
+def trade_off_picture(name: str, title: str, lines: Mapping[str, Line], of: Headline = ACCURACY) -> Picture:
+    """A metric against the bytes that had left all clients by then."""
+    ends = ", ".join(
+        f"{label} {of.shown(line.mean[-1])}{of.unit} for {size(line.x[-1])}" for label, line in lines.items()
+    )
+    return _lines(name, title, f"{title}. At the end: {ends}.", lines, "sent by all clients together", of)
 
 
-def _lines(name: str, title: str, said: str, lines: Mapping[str, Line], across: str) -> Picture:
-    return Picture(name, title, said, _size(lines), partial(_draw_lines, lines, across))
+def _lines(name: str, title: str, said: str, lines: Mapping[str, Line], across: str, of: Headline) -> Picture:
+    return Picture(name, title, said, _size(lines), partial(_draw_lines, lines, across, of))
 
 
 def _columns(names: Sequence[str]) -> int:
@@ -75,7 +78,7 @@ def _size(names: Mapping[str, object] | Sequence[str]) -> tuple[float, float]:
     return WIDTH, 3.1 + 0.2 * -(-len(names) // _columns(list(names)))
 
 
-def _draw_lines(lines: Mapping[str, Line], along: str, figure: FigureBase) -> None:
+def _draw_lines(lines: Mapping[str, Line], along: str, of: Headline, figure: FigureBase) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     ends = [line.x[-1] for line in lines.values() if not line.flat]
@@ -96,8 +99,8 @@ def _draw_lines(lines: Mapping[str, Line], along: str, figure: FigureBase) -> No
     axes.xaxis.set_major_locator(LogLocator(10, numticks=8) if log else MaxNLocator(6, integer=True))
     axes.minorticks_off()
     axes.set_xlabel(along, color=INK, fontsize=9)
-    axes.set_ylabel("accuracy", color=INK, fontsize=9)
-    percent_axis(axes)
+    axes.set_ylabel(f"{of.name}{of.direction}", color=INK, fontsize=9)
+    metric_axis(axes, of)
     if along != "round":
         axes.xaxis.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
     legend(figure, handles, list(lines), _columns(list(lines)))
@@ -112,18 +115,20 @@ class Bars:
     hatched: bool = False
 
 
-def client_picture(name: str, title: str, ids: list[str], bars: Mapping[str, Bars]) -> Picture:
-    """Each client's accuracies, as bars one below the other."""
+def client_picture(
+    name: str, title: str, ids: list[str], bars: Mapping[str, Bars], metric: Headline = ACCURACY
+) -> Picture:
+    """Each client's accuracies, or what the task has, as bars one below the other."""
     told = (
-        f"{ids[k]}: " + ", ".join(f"{of} {percent(mine.values[k])}" for of, mine in bars.items())
+        f"{ids[k]}: " + ", ".join(f"{of} {metric.shown(mine.values[k])}" for of, mine in bars.items())
         for k in range(min(len(ids), 20))
     )
-    alt = f"{title}, in %. {'; '.join(told)}{'; ...' * (len(ids) > 20)}."
+    alt = f"{title}{', in %' if metric.in_percent else ''}. {'; '.join(told)}{'; ...' * (len(ids) > 20)}."
     row = min(0.17 * len(bars) + 0.1, max(10 / len(ids), 0.05))  # inches
-    return Picture(name, title, alt, (WIDTH, row * len(ids) + 1.0), partial(_draw_clients, ids, bars))
+    return Picture(name, title, alt, (WIDTH, row * len(ids) + 1.0), partial(_draw_clients, ids, bars, metric))
 
 
-def _draw_clients(ids: list[str], bars: Mapping[str, Bars], figure: FigureBase) -> None:
+def _draw_clients(ids: list[str], bars: Mapping[str, Bars], metric: Headline, figure: FigureBase) -> None:
     axes, handles = figure.subplots(), []
     places, width = np.arange(len(ids)), 0.84 / len(bars)
     for i, mine in enumerate(bars.values()):
@@ -133,13 +138,16 @@ def _draw_clients(ids: list[str], bars: Mapping[str, Bars], figure: FigureBase) 
         made = axes.barh(at, known, width * 0.9, **(style if mine.hatched else {"color": mine.colour}))
         handles.append(made)
         if len(ids) * len(bars) <= 60:
-            axes.bar_label(made, [percent(v) for v in mine.values], padding=2, fontsize=7, color=INK)
+            axes.bar_label(made, [metric.shown(v) for v in mine.values], padding=2, fontsize=7, color=INK)
     step = -(-len(ids) // 50)
     axes.set_yticks(places[::step], [short_name(name) for name in ids[::step]], parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.08)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    percent_axis(axes, "x")
+    if metric.in_percent:
+        axes.set_xlim(0, 1.08)
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    else:
+        axes.margins(x=0.1)  # room for the numbers at the ends of bars
+    metric_axis(axes, metric, "x")
     legend(figure, handles, list(bars), _columns(list(bars)))
 
 

@@ -22,10 +22,10 @@ from mutua.rounds.progress import bars as bars
 from mutua.rounds.progress import err as err
 from mutua.runs.result import Result
 from mutua.support.profiling import Profile
-from mutua.support.text import Sheet, of_width, percent, printable, several, size
+from mutua.support.text import Sheet, of_width, printable, several, size
 
 if TYPE_CHECKING:
-    from mutua.studies.sweep_runner import News
+    from mutua.studies.sweep_work import News
 
 # Results go to stdout, progress and notes to stderr. Names of users are printed as they are, not as markup.
 out = Console(markup=False, emoji=False, highlight=False)
@@ -185,11 +185,11 @@ def option_text(value: Any) -> str:
 def show_result(result: Result) -> None:
     """A run's result: a row per client."""
     summary = result.summary()
-    opting = any(client["opted_out"] for client in summary["clients"])
+    opting, of = any(client["opted_out"] for client in summary["clients"]), result.history.headline
     columns = ["samples", *["opted out"] * opting, "answered", "predictor", "global", "sent"]
     clients, mean = table(["client", "model"], columns), summary["mean"]
     for client in summary["clients"]:
-        scores = [percent(client["accuracy"][model]) for model in ("predictor", "global")]
+        scores = [of.shown(client[of.metric][model]) for model in ("predictor", "global")]
         sent = size(result.ledger.bytes("up", client["id"]))
         part = client["participation"]
         rounds = f"{part['answered']}/{part['asked']}"
@@ -198,10 +198,10 @@ def show_result(result: Result) -> None:
         clients.add_row(client["id"], model, *held, rounds, *scores, sent)
     clients.add_section()
     for label, key, sent in (
-        ("mean", "accuracy", size(summary["bytes"]["up"])),
-        ("weighted", "accuracy_by_samples", ""),
+        ("mean", of.metric, size(summary["bytes"]["up"])),
+        ("weighted", f"{of.metric}_by_samples", ""),
     ):
-        scores = [percent(mean[model][key]) for model in ("predictor", "global")]
+        scores = [of.shown(mean[model][key]) for model in ("predictor", "global")]
         clients.add_row(label, "", "", "", *[""] * opting, *scores, sent)
     remarks = [
         "predictor: the model that a client serves with; weighted: by test samples",
@@ -210,11 +210,11 @@ def show_result(result: Result) -> None:
         f"left the clients: {what_left(result)}",
         f"differential privacy: {result.guarantee or 'none'}",
     ]
-    if summary["global"]["accuracy"] is not None:
-        remarks += [f"global on the common test set: {percent(summary['global']['accuracy'])} %, {_loss(summary)}"]
+    if (common := summary["global"][of.metric]) is not None:
+        remarks += [f"global on the common test set: {of.shown(common)}{of.unit}, {_loss(summary)}"]
     if summary["domains"] is not None:
-        within, across, over_all = (percent(value) for value in summary["domains"].values())
-        remarks += [f"predictors: own domain {within} %, the others' {across} %, all {over_all} %"]
+        within, across, over_all = (f"{of.shown(value)}{of.unit}" for value in summary["domains"].values())
+        remarks += [f"predictors: own domain {within}, the others' {across}, all {over_all}"]
     plan = result.job.plan
     if plan.steps is not None and plan.steps > 1:
         remarks += [f"{plan.rounds} rounds of {plan.steps}: {plan.rounds * plan.steps} local steps per client"]
@@ -224,7 +224,8 @@ def show_result(result: Result) -> None:
     if told := method_options(result.job.method):
         remarks += [f"options: {told}"]
     when = SELECTIONS[plan.selection]
-    show_table(f"{summary['method']}: accuracy (%) on each client's own test data {when}", clients, *remarks)
+    what = f"{of.name} (%)" if of.in_percent else of.title
+    show_table(f"{summary['method']}: {what} on each client's own test data {when}", clients, *remarks)
 
 
 def _few(said: Sequence[str], most: int = 10) -> list[str]:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 
 from mutua.errors import InputError
+from mutua.learning.headline import ACCURACY, Headline
 from mutua.support.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-# Okabe and Ito's palette and three of Tol's, for colour-blind readers too; a method has one colour everywhere.
+# Okabe and Ito's palette and three of Tol's, for colour-blind readers too. These methods have one colour
+# everywhere. There are more methods than colours that can be told apart: others take free ones (`method_colours`).
 COLOURS = {
     "alone": "#999999",
     "independent": "#999999",
@@ -229,7 +231,7 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     right.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     for axes in (left, right):
-        percent_axis(axes)
+        metric_axis(axes)
     left.tick_params("x", labelrotation=0 if len(rows) <= 6 else 90)
     legend(figure, handles.values(), [_LABELS.get(name, name) for name in handles])
     return figure
@@ -240,9 +242,10 @@ def short_name(name: str) -> str:
     return printable(name.replace("\n", "\\n"), 40)
 
 
-def percent_axis(axes: Axes, of: Literal["x", "y"] = "y") -> None:
-    """Percentages along one axis, a faint grid across it, and no further lines."""
-    getattr(axes, f"{of}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+def metric_axis(axes: Axes, metric: Headline = ACCURACY, of: Literal["x", "y"] = "y") -> None:
+    """A metric along one axis, in percent if it is a share, a faint grid across it, and no further lines."""
+    if metric.in_percent:
+        getattr(axes, f"{of}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.grid(axis=of, color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     base = "bottom" if of == "y" else "left"

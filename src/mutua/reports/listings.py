@@ -9,14 +9,25 @@ from typing import Any
 import torch
 
 from mutua import models
-from mutua.data.sources import EMBEDDED, catalogue, data_folder
+from mutua.data.known_sets import EMBEDDED, MADE_UP
+from mutua.data.model_input import ModelInput
+from mutua.data.sources import catalogue, data_folder
 from mutua.federation.message import Kind
+from mutua.learning.headline import ACCURACY, METRICS, Headline
 from mutua.methods import base
 from mutua.methods.promises import promised
+from mutua.models.registry import taken_by
 from mutua.reports import console
 from mutua.runs.listing import RunOverview
 from mutua.runs.newcomer import Joined
 from mutua.support.text import percent, several, size
+
+EXAMPLES = (
+    ModelInput("images", 1, 28),
+    ModelInput("table", 20),
+    ModelInput("text", 100, vocabulary=10_000),
+)
+"""What the sizes of models are told for."""
 
 
 def show_methods() -> None:
@@ -24,7 +35,7 @@ def show_methods() -> None:
     known = {name: base.method_of({"name": name}) for name in base.method_names()}
     table = console.table(["name", "what", "options", "leaves a client"])
     for name, method in known.items():
-        shares = ", ".join(f"{kind} ({what})" for kind, what in method.shares.items()) or "nothing"
+        shares = ", ".join(f"{kind} ({what})" for what, kind in method.shares.items()) or "nothing"
         about = (type(method).__doc__ or "").splitlines()[0]
         table.add_row(name, about, ", ".join(type(method).model_fields) or "none", shares)
     console.show_table(
@@ -37,10 +48,12 @@ def show_methods() -> None:
     facts = console.table(
         ["name", "different models", "different data", "opt-out", "the server", "weights sent", "sent per round"]
     )
+    only = [n for n, m in known.items() if m.needs_classes or not promised(type(m), "any_task")]
     for name, method in known.items():
-        sent = [base.BANDWIDTH[kind] for kind in method.shares if kind in base.BANDWIDTH] or ["nothing"]
+        usual = [base.BANDWIDTH[kind] for kind in method.shares.values() if kind in base.BANDWIDTH]
+        sent = [method.reply_grows_with] if method.reply_grows_with else usual or ["nothing"]
         can = method.own_models, method.different_data, promised(type(method), "honours_opt_out")
-        weights = Kind.WEIGHTS in method.shares
+        weights = Kind.WEIGHTS in method.shares.values()
         facts.add_row(name, *map(_yes, can), method.server_does, _yes(weights), ", ".join(sent))
     console.show_table(
         "what they can do and what they cost",
@@ -51,6 +64,7 @@ def show_methods() -> None:
         "the server: what it does with what clients send",
         "weights sent: whether a model's weights leave a client",
         "sent per round: what the size of a client's reply depends on",
+        f"tasks: all learn classes, several labels at once and values (task); classes only: {', '.join(only)}",
     )
 
 
@@ -63,22 +77,26 @@ def show_models() -> None:
     table = console.table(["name", "what"], ["parameters"])
     for name in models.names():
         with torch.device("meta"):  # counts the parameters without making them
-            built = models.Architecture.of(name).build(channels=1, size=28, classes=10, seed=0)
+            given = next(one for one in EXAMPLES if one.kind in taken_by(name))
+            size: Any = {"channels": given.channels, "size": given.size, "input": given}
+            built = models.Architecture.of(name).build(classes=10, seed=0, **size)
         table.add_row(name, models.describe(name), f"{sum(p.numel() for p in built.parameters()):,}")
-    title = "models, with parameters for 28×28×1 images and 10 classes"
+    title = "models; parameters for 28×28×1 images (20 columns, 10,000 words), 10 classes"
     console.show_table(title, table, "your own: package.module:factory")
 
 
 def show_data_sets(data_dir: Path | None) -> None:
     """The data sets known by name, and where they are."""
     folder = data_folder(data_dir)
-    table = console.table(["name", "what", "images", "where"])
+    table = console.table(["name", "what", "samples", "where"])
     for entry in catalogue(data_dir):
         if entry.found is None:
             by_hand = f"by hand: mutua data get {entry.name} says how"
             where = f"not here: {entry.how if entry.how.startswith('mutua ') else by_hand}"
         else:
-            where = "in mutua" if entry.found == EMBEDDED else str(entry.found).removeprefix(f"{folder}/")
+            where = (
+                "in mutua" if entry.found in (EMBEDDED, MADE_UP) else str(entry.found).removeprefix(f"{folder}/")
+            )
         table.add_row(entry.name, f"{entry.about}, {entry.classes} classes", entry.images, where)
     own = "your own: {name: arrays, path: FILE.npz} or {name: folder, path: DIR, image_size: N}"
     console.show_table(f"data sets; the data folder is {folder}", table, own)
@@ -89,7 +107,9 @@ def show_runs(runs: Sequence[Mapping[str, Any]], under: Path) -> None:
     table = console.table(["run", "method", "state"], ["seed", "round", "accuracy", "size"])
     for run in runs:
         at = f"{'–' if run['round'] is None else run['round']}/{run['rounds']}"
-        scores = percent(run["accuracy"]), size(run["bytes"])
+        of = next((Headline(metric) for metric in METRICS[1:] if metric in run), ACCURACY)
+        said = percent(run["accuracy"]) if of == ACCURACY else f"{of.name} {of.shown(run[of.metric])}{of.unit}"
+        scores = said, size(run["bytes"])
         table.add_row(run["run"], run["method"], run["state"], str(run["seed"]), at, *scores)
     stopped = any(run["state"] == "stopped" for run in runs)
     remarks = ["to continue a stopped run: mutua run --resume DIR"] if stopped else []
@@ -108,7 +128,7 @@ def show_run(run: RunOverview) -> None:
         name = "before round 0" if one["round"] < 0 else f"after round {one['round']}"
         name += ", the last work" if one["round"] > (run.rounds or 0) else ""
         state = "whole, best on validation data" if one["best"] else "whole"
-        table.add_row(name, state, percent(one["validation"]), size(one["bytes"]))
+        table.add_row(name, state, run.folder.headline.shown(one["validation"]), size(one["bytes"]))
     remarks = [f"recipe.yaml has been edited since: {change}" for change in run.edited]
     remarks += [console.event_line(event) for event in run.folder.events.read()[-5:]]
     if about["state"] == "stopped":
@@ -121,8 +141,10 @@ def show_run(run: RunOverview) -> None:
 def show_joined(joined: Joined) -> None:
     """A newcomer's accuracies: with the global, joined, and alone."""
     labels = {"global": "the global as it is", "predictor": f"joined ({joined.how})", "alone": "trained alone"}
-    table = console.table(["model"], ["accuracy"])
+    of = joined.client.task.headline
+    table = console.table(["model"], [of.name])
     for key, value in joined.accuracy.items():
-        table.add_row(labels[key], percent(value))
-    title = f"{joined.client.id}: accuracy (%) on its own {len(joined.client.test)} test samples"
+        table.add_row(labels[key], of.shown(value))
+    what = f"{of.name} (%)" if of.in_percent else of.title
+    title = f"{joined.client.id}: {what} on its own {len(joined.client.test)} test samples"
     console.show_table(title, table, f"saved in {joined.folder}; nothing else in the run has changed")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mutua.data.samples import Samples, concatenate
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.learning.evaluation import probabilities
-from mutua.learning.task import Task
-from mutua.models.splice import head_of
+from mutua.learning.evaluation import outputs
+from mutua.models import features
 from mutua.reports.charts import MOST_POINTS, PANELS, ScatterPanel, scatter_picture
 from mutua.reports.figures import Picture
 from mutua.reports.study import Run
@@ -29,21 +27,6 @@ def pca(x: np.ndarray) -> np.ndarray:
     return np.asarray(centred @ (two * signs[:, None]).T)
 
 
-def features(model: nn.Module, samples: Samples) -> np.ndarray:
-    """What goes into a model's head, one row per sample."""
-    kept: list[Tensor] = []
-
-    def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        kept.append(given[0].detach().flatten(1))
-
-    hook = head_of(model)[1].register_forward_pre_hook(keep)
-    try:
-        probabilities(model, samples, Task(samples.classes))
-    finally:
-        hook.remove()
-    return torch.cat(kept).double().numpy()
-
-
 def feature_picture(runs: Mapping[str, tuple[Run, Federation]]) -> Picture:
     """By label, the features that one client's model makes of all clients' test data (FedH2L, Fig. 1)."""
     panels, first = [], next(iter(runs.values()))[1]
@@ -55,12 +38,17 @@ def feature_picture(runs: Mapping[str, tuple[Run, Federation]]) -> Picture:
         model = run.overview.folder.client(client.id).predictor().model
         parts = [c.relabelled(first.classes).test for c in federation.clients]
         held = _some(concatenate(parts), MOST_POINTS)
-        panels.append(ScatterPanel(label, pca(features(model, held)), held.y.numpy()))
+        panels.append(ScatterPanel(label, pca(_features(model, held)), _coloured(held)))
     if not panels:
         raise InputError(f"no run has a model of {client.id}")
     whose = "domains'" if domains else "clients'"
     title = f"PCA of the features that {client.id}'s model makes of all {whose} test data"
-    return scatter_picture("features", title, panels, first.classes)
+    return scatter_picture("features", title, panels, _names(first))
+
+
+def _features(model: nn.Module, samples: Samples) -> np.ndarray:
+    """What goes into a model's head, one row per sample."""
+    return outputs(model, samples, forward=lambda x: features(model, x)[0]).double().numpy()
 
 
 def data_picture(name: str, title: str, federation: Federation) -> Picture:
@@ -70,14 +58,24 @@ def data_picture(name: str, title: str, federation: Federation) -> Picture:
     held = [_some(client.train, max(MOST_POINTS // len(clients), 1)) for client in clients]
     whole = concatenate(held)
     x = whole.preprocess(whole.x).flatten(1).numpy()
-    at, y = project(x), whole.y.numpy()
+    at, y = project(x), _coloured(whole)
     ends = np.cumsum([len(samples) for samples in held])
     panels = [ScatterPanel("all clients", at, y)]
     for client, end, samples in list(zip(clients, ends, held, strict=True))[:PANELS]:
         mine = slice(end - len(samples), end)
         panels.append(ScatterPanel(client.id, at[mine], y[mine]))
     more = f"; the first {PANELS} clients" if len(clients) > PANELS else ""
-    return scatter_picture(name, title + more, panels, federation.classes, behind=at)
+    return scatter_picture(name, title + more, panels, _names(federation), behind=at)
+
+
+def _coloured(samples: Samples) -> np.ndarray:
+    """By sample, the number of its colour: its class; with other labels all have one."""
+    return samples.strata
+
+
+def _names(federation: Federation) -> Sequence[str]:
+    """What the colours stand for."""
+    return federation.classes if federation.aim.kind == "classification" else ["samples"]
 
 
 def _umap() -> Any:

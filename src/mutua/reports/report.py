@@ -6,7 +6,7 @@ from mutua.reports.document import Report, Section
 from mutua.reports.figures import method_colours
 from mutua.reports.sections.attendance import attendance_blocks
 from mutua.reports.sections.better_off import better_off_blocks
-from mutua.reports.sections.clients import client_blocks
+from mutua.reports.sections.clients import client_blocks, interval_tables
 from mutua.reports.sections.curves import curve_blocks, trade_off_blocks
 from mutua.reports.sections.data import data_pictures, label_pictures, load_federations
 from mutua.reports.sections.messages import message_blocks
@@ -33,12 +33,12 @@ def _compose(study: Study, load_data: bool, data_dir: PathLike | None) -> Report
         Section("What was run", (what_was_run(study), *run_notes(study), *settings_tables(study))),
         Section("Results", (*result_tables(study), *difference_tables(study), *metric_tables(study))),
         Section("Learning curves", tuple(curve_blocks(study, colour))),
-        Section("Clients", tuple(client_blocks(study, colour))),
+        Section("Clients", (*client_blocks(study, colour), *interval_tables(study))),
         Section("Who took part", tuple(attendance_blocks(study))),
         Section("Which classes are taken for which", tuple(confusion_pictures(study, missing))),
         Section("Newcomers", tuple(newcomer_tables(study))),
         Section("Who holds which labels", tuple(label_pictures(study, data))),
-        Section("Accuracy against bytes sent", tuple(trade_off_blocks(study, colour))),
+        Section(f"{study.headline.name_first} against bytes sent", tuple(trade_off_blocks(study, colour))),
         Section("What left each client", tuple(message_blocks(study))),
     ]
     if load_data:

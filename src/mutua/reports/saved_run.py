@@ -11,6 +11,7 @@ from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Plan
 from mutua.methods.base import How, Method
 from mutua.models import names
+from mutua.models.composite import COMPOSITE
 from mutua.recipe.recipe import Recipe
 from mutua.reports.writing import report
 from mutua.rounds.history import History
@@ -99,7 +100,7 @@ class SavedRun:
         """
         saved = self.folder.client(client, "client")
         name = str(saved.card.architecture.get("name"))
-        if model is None and name not in ("mixture", *names()) and ":" not in name:
+        if model is None and name not in ("mixture", COMPOSITE, *names()) and ":" not in name:
             raise InputError(f"client {client}: its model {name} was an object in Python; give it again as model=")
         return saved.predictor(model)
 

@@ -14,6 +14,7 @@ import numpy as np
 from mutua.data.sources import PYTHON
 from mutua.errors import InputError, line
 from mutua.federation.ledger import Ledger
+from mutua.learning.headline import Headline
 from mutua.recipe.grid import facets
 from mutua.rounds.history import History
 from mutua.rounds.privacy_guarantee import Guarantee
@@ -109,6 +110,11 @@ class Run:
         return None if self.numbers is None else self.numbers.summary
 
     @property
+    def headline(self) -> Headline:
+        """The metric that its numbers are of: accuracy, unless its task has another."""
+        return self.history.headline
+
+    @property
     def untrained(self) -> set[str]:
         """Clients that serve with a model that was never trained."""
         return set() if self.numbers is None else self.numbers.untrained
@@ -119,14 +125,21 @@ class Run:
 
     @cached_property
     def clients(self) -> dict[str, dict[str, Value]]:
-        """By client, the accuracies of predictor and global on its own test data, and the size of that."""
+        """By client, the headline metric of predictor and global on its own test data, and the size of that."""
         if self.summary is None:
             return {}
         return {
-            str(c["id"]): {model: _number(c["accuracy"][model]) for model in ("predictor", "global")}
+            str(c["id"]): {model: _number(c[self.headline.metric][model]) for model in ("predictor", "global")}
             | {"test_samples": _number(c.get("test_samples"))}
             for c in self.summary["clients"]
         }
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """By client, the 95 % interval of its predictor's headline metric on its own test data, if known."""
+        of_clients = (self.summary or {}).get("clients", ())
+        found = {str(c["id"]): (c.get("interval") or {}).get("predictor") for c in of_clients}
+        return {client: (float(ends[0]), float(ends[1])) for client, ends in found.items() if ends}
 
     def measure(self, name: str, alone: Run | None = None, among: Collection[str] | None = None) -> Value:
         """One of the run's numbers, by the measure's name; `alone` is the same clients' run without others.
@@ -141,8 +154,7 @@ class Run:
         """By round, the global on the common test set, or the mean over clients of their predictors."""
         if measure == "global":
             return dict(self.history.global_curve())
-        metric = "accuracy" if measure == "predictor" else measure
-        return dict(self.history.curve("predictor", metric=metric))
+        return dict(self.history.curve("predictor", metric=None if measure == "predictor" else measure))
 
     def sent(self) -> dict[int, int]:
         """By round, the bytes that had left all clients by then."""
@@ -150,8 +162,7 @@ class Run:
         for entry in self.ledger:
             if entry.direction == "up":
                 rounds[entry.round] = rounds.get(entry.round, 0) + entry.bytes
-        total = np.cumsum([rounds[round] for round in sorted(rounds)])
-        return dict(zip(sorted(rounds), total.tolist(), strict=True))
+        return dict(zip(sorted(rounds), np.cumsum([rounds[at] for at in sorted(rounds)]).tolist(), strict=True))
 
     @property
     def privacy(self) -> str:
@@ -219,6 +230,11 @@ class Study:
     missing: list[str] = field(default_factory=list)
 
     @property
+    def headline(self) -> Headline:
+        """The metric that its numbers are of; runs of several tasks have that of the first."""
+        return self.runs[0].headline
+
+    @property
     def labels(self) -> list[str]:
         """What is compared."""
         return list(dict.fromkeys(run.label for run in self.runs))
@@ -232,7 +248,7 @@ class Study:
         return list(dict.fromkeys(client for run in self.of(label) for client in run.clients))
 
     def client(self, label: str, client: str, model: str) -> Spread:
-        """A client's accuracy over seeds, by its predictor or by the global; empty where it took no part."""
+        """A client's headline metric over seeds, by its predictor or the global; empty where it took no part."""
         runs = self.of(label) if client in self.clients(label) else []
         return Spread.of([run.clients.get(client, {}).get(model) for run in runs])
 
@@ -292,9 +308,7 @@ def read_study(path: PathLike) -> Study:
 
 
 def _summed(places: np.ndarray, counts: np.ndarray, length: int) -> list[int]:
-    total = np.zeros(length, int)
-    np.add.at(total, places, counts)
-    return total.tolist()
+    return list(map(int, np.bincount(places, counts, length)))
 
 
 def _number(value: Any) -> Value:

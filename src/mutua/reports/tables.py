@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mutua.learning.headline import Headline
 from mutua.studies.statistics import Spread
 from mutua.support.text import markup, printable, size, spread, spreadsheet_csv
 
@@ -27,12 +28,37 @@ class PercentagePoints:
     value: float | None
 
 
-CellValue = str | int | Spread | Bytes | PercentagePoints
+class Plain(Spread):
+    """A number that is no fraction, such as an error in the unit of what was measured."""
+
+
+@dataclass(frozen=True)
+class PlainDifference:
+    """A difference of such numbers."""
+
+    value: float | None
+
+
+CellValue = str | int | Spread | Bytes | PercentagePoints | PlainDifference
+
+
+def scores_of(headline: Headline, found: Spread) -> Spread:
+    """A cell of a metric's numbers."""
+    return found if headline.in_percent else Plain(found.mean, found.sd, found.n)
+
+
+def difference_of(headline: Headline, value: float | None) -> PercentagePoints | PlainDifference:
+    """A cell of a difference of a metric's numbers."""
+    return PercentagePoints(value) if headline.in_percent else PlainDifference(value)
 
 
 def cell_text(cell: CellValue) -> str:
     """A cell as people read it."""
     match cell:
+        case Plain():
+            return spread({"mean": cell.mean, "std": cell.sd}, share=False)
+        case PlainDifference():
+            return spread({"mean": cell.value, "std": None}, sign=True, share=False).replace("-", "−")
         case Spread():
             return spread({"mean": cell.mean, "std": cell.sd})
         case PercentagePoints():
@@ -130,7 +156,7 @@ class Table:
                     cells += [cell.mean, cell.sd]
                 else:
                     cells += [
-                        cell.value if isinstance(cell, Bytes | PercentagePoints) else cell,
+                        cell.value if isinstance(cell, Bytes | PercentagePoints | PlainDifference) else cell,
                         *([""] if over else []),
                     ]
             rows.append(cells)

@@ -71,14 +71,14 @@ class RoundEnded:
 class Reached:
     """A round is complete: the run could be resumed from here."""
 
-    standing: RunState
+    run_state: RunState
 
 
 @dataclass(frozen=True)
 class Stopped:
     """The run was stopped: it can be resumed from here."""
 
-    standing: RunState
+    run_state: RunState
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from mutua.errors import Diverged, Fault, RunError
 from mutua.federation.message import Message
 from mutua.federation.store import State, copied, not_finite
 from mutua.learning.merging import COMPARABLE
-from mutua.methods.base import Job, Server
+from mutua.methods.base import Job
 from mutua.methods.checks import on_server
+from mutua.methods.server import Server
 
-LARGE, HUGE = 10.0, 1000.0
+LARGE_REPLY, HUGE_REPLY = 10.0, 1000.0
 """How many times as long as the median a reply is (its real numbers as one vector) to be suspect, or refused.
 
 It is the length of what is sent, not of an update: memes are forked from one global, so all are about as long.
@@ -104,13 +105,13 @@ class Merger:
         """
         if self.job.plan.privacy is not None or len(replies) < COMPARABLE:
             return {}
-        long = too_long(replies, LARGE if self.guard.up else HUGE)
+        long = too_long(replies, LARGE_REPLY if self.guard.up else HUGE_REPLY)
         return {client: f"its reply is {times:.3g} times as long as the median" for client, times in long.items()}
 
     def merge(self, replies: Mapping[str, Message]) -> dict[str, str]:
         """Make the server's next state; by client, why its reply was left out in the end."""
         before, self.undone = self.server.state, False
-        self.guard = Guard(self.guard.up, large := too_long(replies, LARGE))
+        self.guard = Guard(self.guard.up, large := too_long(replies, LARGE_REPLY))
         if not replies:  # clients have worked on the last merge and not diverged, so it stays
             return {}
         self.server.state = self._merged(before, replies)

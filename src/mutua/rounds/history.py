@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import ClassVar, NamedTuple
@@ -9,12 +10,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from mutua.federation.plan import Selection
+from mutua.learning.headline import ACCURACY, Headline
 from mutua.learning.metrics import Metrics
 from mutua.support.row_log import Log
 from mutua.support.text import some
 
 Key = tuple[str, str, str, str]
-EVERY_ROUND = ("accuracy", "loss", "opted_in", "wdp", "cdp", "acc")
+EVERY_ROUND = ("loss", "opted_in", "wdp", "cdp", "acc")
+"""What is measured after every evaluation, beside the task's headline metric."""
 
 
 class Row(NamedTuple):
@@ -29,26 +32,50 @@ class Row(NamedTuple):
 
 
 class _Index(NamedTuple):
-    """The positions of all rows, grouped by key, and the keys of each client."""
+    """The positions of all rows, grouped by client and by what the row is of."""
 
-    size: int
     places: np.ndarray
-    starts: np.ndarray
-    clients: dict[str, list[int]]
+    groups: np.ndarray
+    """The group of each of these places: the client's number and, within it, that of the rest."""
+    rests: int
 
     @staticmethod
-    def of_columns(which: Sequence[int], keys: Sequence[tuple[str, ...]]) -> _Index:
-        number = np.asarray(which)
-        number = np.where(number < 0, ~number, number)  # `Log` marks None in this way
-        places = np.argsort(number, kind="stable")
-        clients: dict[str, list[int]] = {}
-        for key, (client, *_) in enumerate(keys):
-            clients.setdefault(client, []).append(key)
-        return _Index(len(number), places, np.searchsorted(number[places], np.arange(len(keys) + 1)), clients)
+    def of_columns(whose: Sequence[int], which: Sequence[int], rests: int) -> _Index:
+        rest = np.asarray(which, np.int64)
+        rest = np.where(rest < 0, ~rest, rest)  # `Log` marks None in this way
+        group = np.asarray(whose, np.int64) * rests + rest
+        places = np.argsort(group, kind="stable")
+        return _Index(places, group[places], rests)
 
-    def of(self, key: int) -> list[int]:
-        found: list[int] = self.places[self.starts[key] : self.starts[key + 1]].tolist()
+    def of(self, client: int, rest: int) -> list[int]:
+        group = client * self.rests + rest
+        start, end = np.searchsorted(self.groups, [group, group + 1])
+        found: list[int] = self.places[start:end].tolist()
         return found
+
+
+_NEVER = -(2**31)
+"""In place of a round: there is no such row."""
+
+
+class _Newest:
+    """By client's number, the newest value of one metric and its round: 12 bytes per client."""
+
+    def __init__(self) -> None:
+        self._rounds, self._values = array("i"), array("d")
+
+    def set(self, client: int, round: int, value: float | None) -> None:
+        if (missing := client + 1 - len(self._rounds)) > 0:
+            self._rounds.extend([_NEVER] * missing)
+            self._values.extend([0.0] * missing)
+        # A value may be NaN, so None is told by the sign of the round.
+        self._rounds[client], self._values[client] = (~round, 0.0) if value is None else (round, value)
+
+    def get(self, client: int) -> tuple[int, float | None] | None:
+        round = self._rounds[client] if client < len(self._rounds) else _NEVER
+        if round == _NEVER:
+            return None
+        return (round, self._values[client]) if round >= 0 else (~round, None)
 
 
 class History(Log[Row]):
@@ -57,10 +84,11 @@ class History(Log[Row]):
     kind: ClassVar[type[Row]] = Row
     valued: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, headline: Headline = ACCURACY) -> None:
         super().__init__()
-        self._newest: dict[Key, tuple[int, float | None]] = {}
-        self._evaluated: dict[tuple[str, str], int] = {}
+        self.headline = headline
+        self._newest_rows: list[_Newest] = []
+        """By number of the rest."""
         self._common: dict[int, float] = {}
         self._means: dict[tuple[str, str, str], dict[int, tuple[float, int]]] = {}
         self._judged: dict[str, dict[int, float]] = {}
@@ -78,7 +106,7 @@ class History(Log[Row]):
     def __repr__(self) -> str:
         if not self:
             return "History(no rows yet)"
-        models, metrics = (some(list(dict.fromkeys(key[i] for key in self._repeated))) for i in (1, 3))
+        models, metrics = (some(list(dict.fromkeys(rest[i] for rest in self._rests))) for i in (0, 2))
         rounds = f"rounds {self[0].round} to {self[-1].round}"
         return f"History({len(self):,} rows, {rounds}; models {models}; metrics {metrics})"
 
@@ -90,10 +118,11 @@ class History(Log[Row]):
         # Numbers that are needed after every round or for every client are kept up to date: no row is read again.
         super()._append(row)
         round, client, model, split, metric, value = row
-        self._newest[client, model, split, metric] = round, value
-        if split != "train":
-            self._evaluated[client, model] = round
-        if split == "val" and client != "global" and metric in ("accuracy", "opted_in"):
+        number = self._which[-1] if value is not None else ~self._which[-1]
+        if number == len(self._newest_rows):
+            self._newest_rows.append(_Newest())
+        self._newest_rows[number].set(self._whose[-1], round, value)
+        if split == "val" and client != "global" and metric in (self.headline.metric, "opted_in"):
             self._judge(row)
         if value is None:
             return
@@ -101,8 +130,13 @@ class History(Log[Row]):
             sums = self._means.setdefault((model, split, metric), {})
             total, number = sums.get(round, (0.0, 0))
             sums[round] = total + value, number + 1
-        elif (model, split, metric) == ("global", "test", "accuracy"):
+        elif (model, split, metric) == ("global", "test", self.headline.metric):
             self._common[round] = value
+
+    def _newest(self, client: str, model: str, split: str, metric: str) -> tuple[int, float | None] | None:
+        """The round and the value of the newest row."""
+        whose, number = self._client_numbers.get(client), self._rest_numbers.get((model, split, metric))
+        return None if whose is None or number is None else self._newest_rows[number].get(whose)
 
     def _judge(self, row: Row) -> None:
         at, values = self._judging.get(row.model, (-1, {}))
@@ -123,43 +157,53 @@ class History(Log[Row]):
         return known
 
     def validation(self, model: str, round: int) -> float | None:
-        """A model's mean accuracy over clients' validation data in a round, by which shared models are selected.
+        """A model's mean over clients' validation data in a round, by which shared models are selected.
+
+        It is the mean of the headline metric, accuracy unless the task has another.
 
         If a client keeps samples out of the federation, only its other samples count (`opted_in`), if it has any.
         """
         return self._validation(model).get(round)
 
     def measured(self, round: int, client: str, model: str, split: str, metrics: Metrics, last: bool) -> None:
-        """Add an evaluation: accuracy and loss every time, every metric after the last round."""
+        """Add an evaluation: the headline and the loss every time, every metric after the last round."""
         for metric, value in metrics.items():
-            if last or metric in EVERY_ROUND:
+            if last or metric == self.headline.metric or metric in EVERY_ROUND:
                 self.add(round, client, model, split, metric, value)
 
     def select(self, **wanted: object) -> list[Row]:
         """The rows whose fields have these values: `select(client="global", metric="accuracy")`."""
         found: Iterable[Row] = self
         if not self._away:
-            index = self._indexed()
             fields = {name: value for name, value in wanted.items() if name in Row._fields[1:5]}
-            all_keys = range(len(self._repeated))
-            keys = index.clients.get(str(fields["client"]), []) if "client" in fields else all_keys
-            mine = [key for key in keys if _has(Row._make((0, *self._repeated[key], None)), fields)]
-            found = map(self._row, sorted(place for key in mine for place in index.of(key)))
+            client = fields.pop("client", None)
+            known = range(len(self._clients))
+            whose = known if client is None else [n for n in known if self._clients[n] == client]
+            rests = [n for n, rest in enumerate(self._rests) if _has(Row._make((0, "", *rest, None)), fields)]
+            index = self._indexed()
+            found = map(self._row, sorted(place for who in whose for n in rests for place in index.of(who, n)))
         return [row for row in found if _has(row, wanted)]
 
     def _indexed(self) -> _Index:
-        """Where to find the rows of every key."""
-        if self._index is None or self._index.size != len(self._which):
-            self._index = _Index.of_columns(self._which, self._repeated)
+        """Where to find the rows of every client and metric."""
+        if (
+            self._index is None
+            or len(self._index.places) != len(self._which)
+            or self._index.rests != len(self._rests)
+        ):
+            self._index = _Index.of_columns(self._whose, self._which, len(self._rests))
         return self._index
 
     def last(self, client: str, model: str, split: str, metric: str) -> float | None:
         """The newest value of this number."""
-        return self._newest.get((client, model, split, metric), (0, None))[1]
+        point = self._newest(client, model, split, metric)
+        return None if point is None else point[1]
 
     def evaluated(self, client: str, model: str) -> int | None:
         """The round of its newest evaluation."""
-        return self._evaluated.get((client, model))
+        rests = (rest for rest in self._rests if rest[0] == model and rest[1] != "train")
+        points = (self._newest(client, *rest) for rest in rests)
+        return max((point[0] for point in points if point is not None), default=None)
 
     def serves_since(self, rounds: int, clients: Mapping[str, int]) -> None:
         """Say from which round on each client serves with its predictor, in a run of so many rounds.
@@ -203,26 +247,27 @@ class History(Log[Row]):
     def best_rounds(self) -> dict[tuple[str, str], int]:
         """By client and model, the first round in which it is best on validation data.
 
-        A client's model is judged by `acc`, over all domains, if clients have domains, and otherwise by accuracy
-        on its own data. The global is judged by its mean accuracy over clients, on opted-in samples only.
+        A client's model is judged by `acc`, over all domains, if clients have domains, and otherwise by the
+        headline metric on its own data. The global is judged by its mean over clients, on opted-in samples only.
         """
+        own, better = self.headline.metric, self.headline.better
         found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
         for round, client, model, split, metric, value in self:
-            judged = split == "val" and metric in ("acc", "accuracy") and client != "global"
+            judged = split == "val" and metric in ("acc", own) and client != "global"
             if judged and value is not None and round >= self._from_round(client, model):
                 mine = found.setdefault((client, model), {})
-                if metric not in mine or value > mine[metric][0]:
+                if metric not in mine or better(value, mine[metric][0]):
                     mine[metric] = value, round
-        best = {of: mine.get("acc", mine.get("accuracy", (0.0, 0)))[1] for of, mine in found.items()}
+        best = {of: mine.get("acc", mine.get(own, (0.0, 0)))[1] for of, mine in found.items()}
         shared = [point for point in self._validation("global").items() if point[0] >= self._first]
-        return best | ({("global", "global"): max(shared, key=lambda point: point[1])[0]} if shared else {})
+        return best | ({("global", "global"): self.headline.best(shared)} if shared else {})
 
     def _from_round(self, client: str, model: str) -> int:
         return self._since.get(client, self._first) if model == "predictor" else self._first
 
-    def curve(self, model: str, split: str = "test", metric: str = "accuracy") -> list[tuple[int, float]]:
-        """By round, the unweighted mean over clients."""
-        sums = self._means.get((model, split, metric), {})
+    def curve(self, model: str, split: str = "test", metric: str | None = None) -> list[tuple[int, float]]:
+        """By round, the unweighted mean over clients; of the headline metric, unless another is named."""
+        sums = self._means.get((model, split, metric or self.headline.metric), {})
         return [(round, total / number) for round, (total, number) in sorted(sums.items())]
 
     def served_curve(self) -> list[tuple[int, float]]:
@@ -236,7 +281,7 @@ class History(Log[Row]):
         return total / number if number else None
 
     def global_curve(self) -> list[tuple[int, float]]:
-        """By round, the accuracy of the global on the common test set."""
+        """By round, the global's headline metric on the common test set."""
         return sorted(self._common.items())
 
     def newest(self, model: str) -> tuple[int, float] | None:
@@ -246,12 +291,13 @@ class History(Log[Row]):
         """
         if model == "global":
             return next(reversed(self._common.items()), None)
-        round = next(reversed(self._means.get((model, "test", "accuracy"), {})), None)
+        metric = self.headline.metric
+        round = next(reversed(self._means.get((model, "test", metric), {})), None)
         if round is None:
             return None
-        total, number = self._means[model, "test", "accuracy"][round]
+        total, number = self._means[model, "test", metric][round]
         if model == "predictor" and self._untrained:
-            newest = (self._newest.get((client, model, "test", "accuracy")) for client in self._untrained)
+            newest = (self._newest(client, model, "test", metric) for client in self._untrained)
             out = [point[1] for point in newest if point and point[0] == round and point[1] is not None]
             if len(out) < number:
                 total, number = total - sum(out), number - len(out)

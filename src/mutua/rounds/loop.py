@@ -13,10 +13,10 @@ from mutua.engines.protocol import TOO_LONG, Engine, Evaluation
 from mutua.engines.work import Briefs, Replies, Reply
 from mutua.errors import Fault, Refused, RunError, line
 from mutua.federation.ledger import Ledger
-from mutua.federation.message import Message, may_leave
+from mutua.federation.message import Message, declared, may_leave
 from mutua.federation.topology import Topology
-from mutua.methods.base import Server
 from mutua.methods.checks import check_message, on_server
+from mutua.methods.server import Server
 from mutua.rounds.events import (
     Callback,
     Event,
@@ -52,7 +52,7 @@ class Rounds:
     prepared: Prepared
     engine: Engine
     callbacks: Sequence[Callback] = ()
-    standing: RunState = field(default_factory=RunState)
+    run_state: RunState = field(default_factory=RunState)
     history: History = field(default_factory=History)
     ledger: Ledger = field(default_factory=Ledger)
     participation: Participation = field(default_factory=Participation)
@@ -66,24 +66,27 @@ class Rounds:
             clients=tuple(self.ids),
             seed=self.job.plan.seed,
             model=self.federation.global_model,
-            channels=first.channels,
-            size=first.size,
+            input=first.model_input,
             classes=len(first.classes),
             batch_size=self.job.plan.batch_size,
             topology=Topology(self.job.plan.topology),
-            public=self.federation.public,
+            public=self.federation.public and self.federation.public.scaled_by_itself,
+            aim=self.federation.aim,
+            models={client.id: client.model for client in self.federation.clients},
+            rounds=self.job.plan.rounds,
         )
-        self.merger = Merger(self.job, self.server, self.standing.server)
+        self.merger = Merger(self.job, self.server, self.run_state.server)
         self.server.topology.check(self.ids)
         self.longest = TOO_LONG * self.prepared.reply_bytes or LIMIT
         # A predictor may have learned from opted-out samples, so the global alone selects checkpoints.
         self.judged = "global" if self.federation.opting and self.job.method.needs_global else "predictor"
         self.drawable = self.federation.drawable(self.job.method.needs_global)
-        self.history.extend(self.standing.history)
-        self.ledger.extend(self.standing.ledger)
-        self.participation.extend(self.standing.participation)
-        self._began = time.perf_counter() - self.standing.seconds
-        self.before_finish = self.standing if self.standing.round == self.job.plan.rounds else None
+        self.history.headline = self.federation.headline
+        self.history.extend(self.run_state.history)
+        self.ledger.extend(self.run_state.ledger)
+        self.participation.extend(self.run_state.participation)
+        self._began = time.perf_counter() - self.run_state.seconds
+        self.before_finish = self.run_state if self.run_state.round == self.job.plan.rounds else None
         """The state before the clients' last work, once the run has reached it."""
 
     @signals.deferred()
@@ -91,11 +94,11 @@ class Rounds:
         """The clients' start, all rounds, the clients' last work and the last evaluation."""
         last = self.job.plan.rounds + 1
         self._emit(Started(self.job, self.federation))
-        if self.standing.round >= 0:
+        if self.run_state.round >= 0:
             self._leave_out()
         try:
-            self._catch_up(self.standing.round)
-            for round in range(self.standing.round + 1, last + 1):
+            self._catch_up(self.run_state.round)
+            for round in range(self.run_state.round + 1, last + 1):
                 if round == 0:
                     self._start()
                 elif round < last:
@@ -106,9 +109,9 @@ class Rounds:
         except (KeyboardInterrupt, RunError) as error:
             if isinstance(error, KeyboardInterrupt):
                 signals.begin_exit()
-            if can_be_undone(self.standing.server):  # then the work of its round is repeated
-                self._forget(self.standing.round, self.ids)
-            self._emit(Stopped(replace(self.standing, stores=self.engine.stores)))
+            if can_be_undone(self.run_state.server):  # then the work of its round is repeated
+                self._forget(self.run_state.round, self.ids)
+            self._emit(Stopped(replace(self.run_state, stores=self.engine.stores)))
             raise
         self._emit(Finished())
 
@@ -158,7 +161,7 @@ class Rounds:
         server = self.merger.saved
         if round > self.job.plan.rounds and self.before_finish is not None:
             server = finished(self.before_finish.server, self.merger.undone)
-        self.standing = RunState(
+        self.run_state = RunState(
             round=round,
             server=server,
             stores=self.engine.stores,
@@ -166,15 +169,17 @@ class Rounds:
             ledger=LogPrefix(self.ledger),
             participation=LogPrefix(self.participation),
             validation=self.history.validation(self.judged, min(round, self.job.plan.rounds)),
+            lower_is_better=self.history.headline.lower_is_better,
             seconds=time.perf_counter() - self._began,
         )
         if round == self.job.plan.rounds:
-            self.before_finish = self.standing
-        self._emit(Reached(self.standing))
+            self.before_finish = self.run_state
+        self._emit(Reached(self.run_state))
 
     def _exchange(self, round: int) -> None:
         """Brief, train, and merge the accepted replies."""
         method, plan = self.job.method, self.job.plan
+        self.server.round = round
         drawn = sorted(self.drawable) if method.works_alone else plan.draw(self.drawable, round)
         self._emit(RoundStarted(round, tuple(drawn)))
         briefs, replies = self._ask(round, drawn, self.engine.train)
@@ -212,9 +217,9 @@ class Rounds:
         due = len(accepted) + len(refusals)
         if round == 1 and method.shares and drawn and not due:
             self._forget(0, drawn)
-            what = ", ".join(f"{kind} '{name}'" for kind, name in method.shares.items())
             raise RunError(
-                f"round 1: train returned None for every client, but {method.name} declares that {what} leaves; "
+                f"round 1: train returned None for every client, but {method.name} declares that "
+                f"{declared(method.shares)} leaves; "
                 "return a Message, such as self.reply(client, meme)"
             )
         if method.shares and due and len(accepted) < plan.min_replies:
@@ -315,7 +320,7 @@ class Rounds:
 
     def _evaluation(self, round: int, last: bool = False) -> Evaluation:
         shared = self.server.state.get("global")
-        if self.federation.partial or self.federation.test is None:
+        if self.federation.partial or self.federation.test is None or not self.job.method.needs_global:
             shared = None
         # After the last round the clients have finished: their last work counts as one more round.
         at = round + 1 if last else round

@@ -8,6 +8,7 @@ from typing import Any
 from mutua.errors import InputError
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
+from mutua.federation.message import Kind
 from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import batch_normed
 from mutua.federation.plan import Plan
@@ -38,6 +39,12 @@ class Prepared:
 
 def prepare(method: Method, federation: Federation, plan: Plan) -> Prepared:
     """Prepare a run; what cannot run is refused here, before anything has started."""
+    for name, kind in method.shares.items():
+        if not isinstance(kind, Kind):
+            raise InputError(
+                f"{type(method).__name__}.shares: {name!r} is declared as {kind!r}; give each name a kind, "
+                "such as {'meme': Kind.WEIGHTS}"
+            )
     arranged = method.arrange(federation)
     models = check_models(arranged, method.needs_global)
     notes = [*models.notes]
@@ -45,6 +52,11 @@ def prepare(method: Method, federation: Federation, plan: Plan) -> Prepared:
         shared = arranged.global_model if method.needs_global else None
         normed = shared is not None and batch_normed(build(shared, arranged.clients[0], 0))
         check_privacy(plan.privacy, method, normed)
+        if plan.privacy.level == "example" and getattr(arranged.aim, "class_weights", None) == "balanced":
+            raise InputError(
+                "task.class_weights: balanced, with privacy.level: example: weights that are counted over a "
+                "client's samples let each of them change what the others do; declare numbers instead"
+            )
     able = len(arranged.drawable(method.needs_global))
     reply_bytes = method.reply_bytes(arranged, plan)
     cut = within_epsilon(plan.within_budget(reply_bytes, able), method, arranged)

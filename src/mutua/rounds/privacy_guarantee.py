@@ -18,7 +18,7 @@ from mutua.federation.plan import Plan
 from mutua.federation.privacy import Privacy
 from mutua.federation.privacy_accounting import Account, Mechanism, Uses, accounting, epsilon, largest, rdp
 from mutua.learning.private_training import sampling_rate, steps_per_epoch
-from mutua.methods.base import Job, Method
+from mutua.methods.base import Hub, Job, Method
 from mutua.methods.promises import doubt, promised
 from mutua.rounds.participation import Participation
 
@@ -89,12 +89,20 @@ def check_privacy(privacy: Privacy, method: Method, normed: bool) -> None:
     accounting()
     if method.pools_data:
         raise InputError(f"privacy: {method.name} brings all data to one place before anything could be noised")
-    for kind, name in method.shares.items():
+    for name, kind in method.shares.items():
         if kind is not Kind.WEIGHTS:
             way = WAYS_OUT.get(kind, "use a method that shares weights alone, such as fml")
             raise InputError(
                 f"privacy: {method.name} sends '{name}' ({kind}), which is neither noised nor counted; {way}"
             )
+    if len(method.shares) > 1:
+        parts = " and ".join(f"'{name}'" for name in method.shares)
+        raise InputError(f"privacy: {method.name} sends weights in {parts}; the stage noises one part")
+    if method.shares and not isinstance(method, Hub):
+        raise InputError(
+            f"privacy: {method.name} sends models that are no update of a global, and updates are what is noised; "
+            "use a method that merges weights, such as fml"
+        )
     if privacy.level == "client" or not method.shares:
         return
     if why := doubt(type(method), "only_own_gradients"):
@@ -102,7 +110,7 @@ def check_privacy(privacy: Privacy, method: Method, normed: bool) -> None:
     if not method.only_own_gradients:
         raise InputError(
             f"privacy.level: 'example', but in {method.name} the meme also learns from a model that has seen "
-            "the samples without noise; use level: client, or fedavg"
+            "the samples without noise, or by more than their own gradients; use level: client, or fedavg"
         )
     if normed:
         raise InputError(

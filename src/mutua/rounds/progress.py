@@ -11,9 +11,10 @@ from rich.errors import LiveError
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from mutua import errors
+from mutua.learning.headline import ACCURACY
 from mutua.rounds.events import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
 from mutua.rounds.history import History
-from mutua.support.text import percent, printable, several, size
+from mutua.support.text import printable, several, size
 
 err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
@@ -57,7 +58,7 @@ class EventLogger:
                 at = event.round, self.rounds, newest_accuracies(event.history)
                 log.info("%s: round %d/%d: %s", self.label, *at)
             case Stopped():
-                log.warning("%s: stopped after round %d", self.label, event.standing.round)
+                log.warning("%s: stopped after round %d", self.label, event.run_state.round)
             case Finished():
                 log.info("%s: finished", self.label)
 
@@ -87,7 +88,7 @@ def bars(wanted: bool = True) -> Iterator[Progress | None]:
         progress.stop()
 
 
-LARGE = 10**9
+SHOWN_FROM = 10**9
 """Hashing of more bytes than this is shown: it takes about a second."""
 
 
@@ -99,7 +100,7 @@ class Hashing:
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` bytes are hashed."""
-        if total < LARGE:
+        if total < SHOWN_FROM:
             return
         label = f"hashing {size(total)} of data, to know it again"
         if self.progress is None:
@@ -176,11 +177,12 @@ def rejection_text(event: Rejected) -> str:
 
 
 def newest_accuracies(history: History) -> str:
-    """The newest accuracies: of the global on the common test set, of the clients on their own."""
-    shared, own = history.newest("global"), history.newest("predictor")
-    parts = [f"global {percent(shared[1])} %"] if shared else []
-    parts += [f"clients {percent(own[1])} %"] if own else []
-    return ", ".join(parts)
+    """The newest accuracies, or what the task has: the global on the common test set, clients on their own."""
+    shared, own, of = history.newest("global"), history.newest("predictor"), history.headline
+    parts = [f"global {of.shown(shared[1])}{of.unit}"] if shared else []
+    parts += [f"clients {of.shown(own[1])}{of.unit}"] if own else []
+    said = ", ".join(parts)
+    return said if of == ACCURACY or not parts else f"{of.name}: {said}"
 
 
 def _say(text: str) -> None:

@@ -29,8 +29,11 @@ class RunState:
     validation: float | None = None
     """Mean accuracy of the clients' predictors on validation data, if this round was evaluated.
 
-    If samples are opted out, it is the global's accuracy on opted-in samples.
+    If samples are opted out, it is the global's accuracy on opted-in samples. A task with another headline metric
+    has that instead.
     """
+    lower_is_better: bool = False
+    """Whether a smaller `validation` is the better one."""
 
     def unfinished(self, rounds: int) -> RunState:
         """The state before the clients' last work after so many rounds; rows of that work are not removed."""

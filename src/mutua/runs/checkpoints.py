@@ -27,12 +27,12 @@ from mutua.federation.commit_files import (
     CommitFiles,
     FiledCommit,
     FileFacts,
-    StoreSettings,
     commit_files,
     sha256_of,
 )
 from mutua.federation.saved_state import DamagedState, decode_state, encode_state, terms_as_text, terms_of
 from mutua.federation.store import Commit, Committed, State, Store
+from mutua.federation.store_settings import StoreSettings
 from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.rounds.state import RunState
 from mutua.runs.inputs import Inputs
@@ -81,6 +81,8 @@ class Manifest(Spec):
     """What the run is made of; format 1 does not say it."""
     validation: float | None = None
     """`RunState.validation`, if this round was evaluated."""
+    lower_is_better: bool = False
+    """Which way of that is better."""
     versions: dict[str, str]
     history: TableEnd
     ledger: TableEnd
@@ -135,10 +137,14 @@ class CheckpointFolder:
     @property
     def best(self) -> Manifest | None:
         """The best on validation data; of equal ones the first."""
-        judged = [(m.validation, -m.round, m) for m in self.kept.values() if m.validation is not None]
+        judged = [
+            (-m.validation if m.lower_is_better else m.validation, -m.round, m)
+            for m in self.kept.values()
+            if m.validation is not None
+        ]
         return max(judged, key=lambda found: found[:2])[2] if judged else None
 
-    def write(self, standing: RunState, *, last: int | None = None, **facts: Any) -> Manifest:
+    def write(self, run_state: RunState, *, last: int | None = None, **facts: Any) -> Manifest:
         """Save the state of a run: clients' files, the server's, then the manifest, which makes them count.
 
         `last` is the round of the clients' last work: what they kept before it is saved too.
@@ -157,14 +163,14 @@ class CheckpointFolder:
                     return ArrayFile(round=commit.round, bytes=size, sha256=checksum, file=name)
                 if (client, commit.round) not in known:
                     # The server does not ask again for what it has merged.
-                    reply = commit.reply if commit.round > standing.round else None
+                    reply = commit.reply if commit.round > run_state.round else None
                     about = {"client": client, "round": commit.round, "terms": terms_as_text(commit.terms)}
                     data = encode_state(commit.state, reply, **about)
                     known[client, commit.round] = _described(commit.round, data)
                     made.write(self._client(client, known[client, commit.round]), *data)
                 return known[client, commit.round]
 
-            for client, store in sorted(standing.stores.items()):
+            for client, store in sorted(run_state.stores.items()):
                 if not store.commits:
                     continue
                 clients[client] = put(client, store.commits[-1])
@@ -172,13 +178,13 @@ class CheckpointFolder:
                     before[client] = put(client, store.commits[-2])
             self._sync(commit for commit in durable if (commit.client, commit.facts.name) not in synced)
             server = None
-            if standing.round >= 0:
-                data = encode_state(standing.server, round=standing.round)
-                server = _described(standing.round, data)
-                made.write(self._server(standing.round), *data)
+            if run_state.round >= 0:
+                data = encode_state(run_state.server, round=run_state.round)
+                server = _described(run_state.round, data)
+                made.write(self._server(run_state.round), *data)
         manifest = Manifest(
-            round=standing.round,
-            seconds=standing.seconds,
+            round=run_state.round,
+            seconds=run_state.seconds,
             server=server,
             stores=self._stores_said,
             clients=clients,
@@ -188,13 +194,13 @@ class CheckpointFolder:
         sealed = _sealed(manifest)
         if len(sealed) > safe_reading.MAX_TEXT_BYTES:
             raise RunError(f"a list of {len(clients)} clients' files cannot be saved: it is too large")
-        files.write_file(self._manifest(standing.round), sealed)
+        files.write_file(self._manifest(run_state.round), sealed)
         self.kept[manifest.round] = manifest
-        if standing.round >= 0:
+        if run_state.round >= 0:
             self.kept.pop(-1, None)  # its file has the same name
         self._live = {
             (commit.client, commit.facts.name)
-            for store in standing.stores.values()
+            for store in run_state.stores.values()
             for commit in store.commits
             if isinstance(commit, FiledCommit)
         }

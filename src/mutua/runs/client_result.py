@@ -14,15 +14,15 @@ from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Selection
 from mutua.federation.store import State, Store
-from mutua.learning import metrics
-from mutua.learning.evaluation import probabilities
+from mutua.learning import intervals, metrics
+from mutua.learning.evaluation import predictions
 from mutua.methods.base import Job
 from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.rounds.history import History
 from mutua.rounds.participation import Attendance
 from mutua.runs.predictor import Predictor
-from mutua.support.text import percent, several
+from mutua.support.text import several
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +37,10 @@ class ClientResult:
     attendance: Attendance = field(default_factory=Attendance)
 
     def __repr__(self) -> str:
-        scored = f"accuracy {percent(self.accuracy())} % on {several(len(self.client.test), 'own test sample')}"
+        of, tested = self.history.headline, several(len(self.client.test), "own test sample")
+        ends = self.interval()
+        between = "" if ends is None else f" ({of.shown(ends[0])} to {of.shown(ends[1])})"
+        scored = f"{of.name} {of.shown(self.score())}{of.unit}{between} on {tested}"
         never = "" if self.trained else ", never trained"
         return f"ClientResult({self.id}: {self.architecture.title}, {scored}{never})"
 
@@ -54,12 +57,13 @@ class ClientResult:
     @property
     def architecture(self) -> Architecture:
         """The design it serves with: its own if it has a personal model, otherwise the global's."""
-        return self.client.model if "personal" in self.state else self.job.global_architecture
+        own = "personal" in self.state or self.job.global_model is None
+        return self.client.model if own else self.job.global_architecture
 
     @property
     def predictor(self) -> Predictor:
         """The model it serves with, ready for raw inputs."""
-        return Predictor(self.serving(Modules(torch.device("cpu"))), self.client.train.take([]))
+        return Predictor(self.serving(Modules(torch.device("cpu"))), self.client.train.take([]), self.client.aim)
 
     def serving(self, modules: Modules) -> nn.Module:
         """The model it serves with, in one of these modules; valid until another client's is asked for."""
@@ -91,6 +95,21 @@ class ClientResult:
     def _participant(self, modules: Modules) -> Participant:
         return Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
 
+    def score(self, model: str = "predictor", selection: Selection = "last") -> float | None:
+        """Its task's headline metric on its own test data: accuracy, unless the task has another."""
+        return self.measured(self.history.headline.metric, model, selection)
+
+    def interval(self, model: str = "predictor", selection: Selection = "last") -> tuple[float, float] | None:
+        """The 95 % interval of `score`, for so few test samples: exact of an accuracy, else as the task says.
+
+        None for the mean of several evaluations, and where there is no number.
+        """
+        metric = self.history.headline.metric
+        if metric == "accuracy" and self.client.aim.kind == "classification":
+            return intervals.of_share(self.score(model, selection), len(self.client.test))
+        low, high = (self.measured(f"{metric}_{end}", model, selection) for end in ("low", "high"))
+        return None if low is None or high is None else (low, high)
+
     def accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
         """Accuracy on its own test data: of the model that it has now, or of another selection."""
         return self.measured("accuracy", model, selection)
@@ -110,7 +129,7 @@ class ClientResult:
         return metrics.confusion_counts(self._tested(model), self.client.test.y)
 
     def _tested(self, model: nn.Module | None) -> Tensor:
-        return probabilities(model or self.predictor.model, self.client.test, self.client.task)
+        return predictions(model or self.predictor.model, self.client.test, self.client.task)
 
     def summary(self) -> dict[str, Any]:
         """The client's part of a run's JSON."""
@@ -122,7 +141,10 @@ class ClientResult:
             "samples": len(self.client.train),
             "opted_out": self.client.opted_out,
             "test_samples": len(self.client.test),
-            "accuracy": {model: self.accuracy(model, selection) for model in ("predictor", "global")},
+            self.history.headline.metric: {
+                model: self.score(model, selection) for model in ("predictor", "global")
+            },
+            "interval": {model: self.interval(model, selection) for model in ("predictor", "global")},
             "trained": self.trained,
             "serves_since": self.serves_since,
             "participation": self.attendance.summary(),

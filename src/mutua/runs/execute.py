@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from mutua.engines.choice import LOCAL, EngineChoice
 from mutua.errors import LeftOut
 from mutua.federation.federation import Federation
 from mutua.recipe.recipe import Recipe
@@ -22,7 +23,7 @@ def execute(
     federation: Federation | Prepared,
     recorder: Recorder,
     *,
-    engine: str = "local",
+    engine: EngineChoice = LOCAL,
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
     show: HashProgress | None = None,
@@ -35,9 +36,9 @@ def execute(
     """
     with recorder.keeping(), signals.handled(recorder.to_go_on), warnings.catch_warnings():
         if isinstance(federation, Prepared):
-            standing, prepared = recorder.begin(recipe, federation.given, show), federation
+            run_state, prepared = recorder.begin(recipe, federation.given, show), federation
         else:  # changes since the run began are reported before the errors they cause
-            standing = recorder.begin(recipe, federation, show)
+            run_state = recorder.begin(recipe, federation, show)
             prepared = prepare(recipe.method, federation, recipe.plan())
         warnings.simplefilter("ignore", LeftOut)  # it is in the tables and files
         result = carry_out(
@@ -45,7 +46,7 @@ def execute(
             engine=engine,
             workers=workers,
             callbacks=[recorder, *callbacks],
-            standing=standing,
+            run_state=run_state,
             faults=recipe.faults,
             files=recorder.store_files(recipe.stores, prepared.store_bytes),
         )

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from mutua.errors import InputError
 from mutua.federation.ledger import Direction, Entry, Ledger
 from mutua.federation.plan import Plan
+from mutua.learning.headline import ACCURACY, Headline
 from mutua.methods import base
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History, Row
@@ -29,6 +30,7 @@ from mutua.runs.checkpoints import CheckpointFolder
 from mutua.runs.inputs import Inputs, recipe_of
 from mutua.runs.saved_models import SavedModel, StoredJson, read_json
 from mutua.runs.summary import reported
+from mutua.support import safe_reading
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import reason, write_file
 from mutua.support.folders import refuse_links
@@ -117,16 +119,26 @@ class RunFolder:
         if path.is_file() or (told := self.recorded) is None:
             return []
         write_file(path, told)
-        return ["recipe.yaml was not there; it is written anew as the run's record has it"]
+        return ["recipe.yaml was not there; it is written again from the run's record"]
 
     @property
     def made_of(self) -> Inputs | None:
         """What the run was made of when it was saved."""
         return None if self.checkpoints.newest is None else self.checkpoints.newest.inputs
 
+    @property
+    def headline(self) -> Headline:
+        """The metric by which the run's models are shown and selected."""
+        if self.finished:
+            return Headline.of(self.record.summary)
+        try:
+            return Headline.of(safe_reading.from_yaml(safe_reading.read_text(self.path / "recipe.yaml")))
+        except (OSError, ValueError, AttributeError):  # who reads the recipe says what is wrong with it
+            return ACCURACY
+
     def rows(self) -> tuple[History, Ledger]:
         """What was measured and what crossed, as far as the run has come."""
-        history, ledger = History(), Ledger()
+        history, ledger = History(self.headline), Ledger()
         self._read_into(history, self._history)
         self._read_into(ledger, self._ledger)
         return history, ledger
@@ -178,7 +190,7 @@ class RunFolder:
         """The global."""
         if not (self.path / "global").is_dir():
             raise InputError(
-                f"RUN: {self.path} holds no global model, for method {self.record.method.get('name')} has none; "
+                f"RUN: {self.path} has no global model, because method {self.record.method.get('name')} has none; "
                 "a newcomer needs a run of a method that shares one, such as fml or fedavg"
             )
         return SavedModel(self.path / "global")

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import resolve_name
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from mutua.data.mapped_rows import MappedRows, in_memory
 from mutua.data.samples import Samples
 from mutua.errors import InputError, line
 from mutua.federation.federation import Federation
-from mutua.federation.topology import KINDS
+from mutua.federation.topology import TOPOLOGIES
 from mutua.models import Architecture, registry
 from mutua.recipe.recipe import Recipe, models_in
 from mutua.support import safe_reading
@@ -38,10 +40,12 @@ from mutua.support.processes import cores
 HashProgress = Callable[[int, int], None]
 """Called with how many bytes are hashed, and of how many."""
 
-CHUNK = 2**24
+HASHED_AT_ONCE = 2**24
 """How many bytes a thread hashes at once."""
 SMALL = 2**17
-KNOWN = {"mutua", "torch", "pydantic", "pydantic_core", "numpy", "networkx", *sys.stdlib_module_names}
+PIECES = 1024
+"""So many pieces are looked at together, because all of them would take memory for nothing."""
+VERSIONED = {"mutua", "torch", "pydantic", "pydantic_core", "numpy", "networkx", *sys.stdlib_module_names}
 """Packages that are not the user's own code: a checkpoint records their versions."""
 MAX_NAMED = 3
 """This many changes are named in a message."""
@@ -126,7 +130,7 @@ def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Ha
         parts = [part for owner, samples in owners for part in (owner.encode(), *_samples(samples))]
         yield "the public set", parts
     if isinstance(recipe.topology, str | Path):
-        if recipe.topology not in KINDS:
+        if recipe.topology not in TOPOLOGIES:
             yield f"the graph {recipe.topology}", [Path(recipe.topology)]
     else:
         yield "the graph of topology", [repr(sorted(map(repr, recipe.topology.edges(data=True)))).encode()]
@@ -148,7 +152,8 @@ def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[Ha
 def _samples(samples: Samples) -> list[HashedPart]:
     arrays: list[Tensor | MappedRows | None] = [samples.x, samples.y, samples.domain, samples.opted_out]
     return [
-        repr((samples.classes, samples.preprocess, samples.domains)).encode(),
+        repr((samples.classes, samples.preprocess.declared, samples.domains)).encode(),
+        *([] if samples.kind == "classification" else [samples.kind.encode()]),
         *(a for a in arrays if a is not None),
     ]
 
@@ -170,7 +175,7 @@ def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[HashedPart]]]:
             name = str(part.__module__)
             if _file(name) is not None:
                 waiting.append(name)
-            elif _top(name) not in KNOWN:
+            elif _top(name) not in VERSIONED:
                 try:  # perhaps it is in a notebook
                     yield f"the code of {part.__qualname__}", [inspect.getsource(part).encode()]
                 except (OSError, TypeError):
@@ -210,7 +215,7 @@ def _top(module: str) -> str:
 def _file(module: str) -> Path | None:
     """The file of a module, if it is the user's own and has one."""
     path = getattr(sys.modules.get(module), "__file__", None)
-    return None if path is None or _top(module) in KNOWN else Path(path)
+    return None if path is None or _top(module) in VERSIONED else Path(path)
 
 
 def _beside(other: str, module: str) -> bool:
@@ -232,19 +237,29 @@ def _root(module: str) -> Path | None:
 
 def _sums(held: Mapping[str, Sequence[HashedPart]], show: HashProgress | None) -> dict[str, str]:
     """The checksum of each: of the checksums of its parts, chunk by chunk."""
-    pieces = [(name, piece) for name, parts in held.items() for part in parts for piece in _pieces(part)]
-    made = {name: hashlib.sha256() for name in held}
-    total, done = sum(_size(piece) for _, piece in pieces), 0
-    with ThreadPoolExecutor(cores()) as pool:
-        # Handing a small piece to a thread takes longer than hashing it.
-        large = [piece for _, piece in pieces if _size(piece) >= SMALL]
-        digests = pool.map(_digest, large)
-        for name, piece in pieces:
-            made[name].update(next(digests) if _size(piece) >= SMALL else _digest(piece))
-            done += _size(piece)
+    made = dict.fromkeys(held, hashlib.sha256().hexdigest())
+    total, done = sum(_size(piece) for parts in held.values() for part in parts for piece in _pieces(part)), 0
+    for name, found in groupby(_digests(held), key=itemgetter(0)):
+        sum_of = hashlib.sha256()
+        for _, size, digest in found:
+            sum_of.update(digest)
+            done += size
             if show is not None:
                 show(done, total)
-    return {name: sum.hexdigest() for name, sum in made.items()}
+        made[name] = sum_of.hexdigest()
+    return made
+
+
+def _digests(held: Mapping[str, Sequence[HashedPart]]) -> Iterator[tuple[str, int, bytes]]:
+    """Of every piece the name, the length and the checksum, in order."""
+    pieces = ((name, piece) for name, parts in held.items() for part in parts for piece in _pieces(part))
+    with ThreadPoolExecutor(cores()) as pool:
+        while some := list(islice(pieces, PIECES)):
+            # Handing a small piece to a thread takes longer than hashing it.
+            large = pool.map(_digest, [piece for _, piece in some if _size(piece) >= SMALL])
+            for name, piece in some:
+                size = _size(piece)
+                yield name, size, next(large) if size >= SMALL else _digest(piece)
 
 
 def _pieces(part: HashedPart) -> Iterator[HashedPart]:
@@ -254,10 +269,10 @@ def _pieces(part: HashedPart) -> Iterator[HashedPart]:
         return
     yield repr((tuple(part.shape), part.dtype)).encode()
     if isinstance(part, MappedRows):  # the pieces that a tensor has, each read where it is hashed
-        yield from part.split(max(1, CHUNK // (part.shape[1:].numel() * part.dtype.itemsize)))
+        yield from part.split(max(1, HASHED_AT_ONCE // (part.shape[1:].numel() * part.dtype.itemsize)))
         return
     flat = part.detach().reshape(len(part), -1) if part.dim() and len(part) else part.detach().reshape(1, -1)
-    rows = max(1, CHUNK // max(1, flat[0].nbytes))
+    rows = max(1, HASHED_AT_ONCE // max(1, flat[0].nbytes))
     yield from flat.split(rows)
 
 

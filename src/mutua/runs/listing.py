@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mutua.errors import InputError, line
+from mutua.learning.headline import ACCURACY
 from mutua.methods import base
 from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.runs.folder import RunFolder, no_run
@@ -46,7 +47,7 @@ class RunOverview:
         if not isinstance(found, dict) or text is None:
             if recorded is None:
                 raise no_run(folder.path, "has no readable recipe.yaml")
-            way_out = f"remove it, and 'mutua run --resume {folder.path}' writes it anew"
+            way_out = f"remove it, and 'mutua run --resume {folder.path}' writes it again"
             raise InputError(f"RUN: {folder.path} has no readable recipe.yaml; {way_out}")
         try:
             recipe = found if recorded is None else safe_reading.from_yaml(recorded)
@@ -100,11 +101,19 @@ class RunOverview:
     @property
     def accuracy(self) -> float | None:
         """Mean accuracy of the clients' predictors on their own test data, if the run is finished."""
+        return self._mean("accuracy")
+
+    @property
+    def score(self) -> float | None:
+        """The same of the task's headline metric: accuracy, unless the task has another."""
+        return self._mean(self.folder.headline.metric)
+
+    def _mean(self, metric: str) -> float | None:
         if not self.folder.finished:
             return None
         mean = self.folder.record.summary.get("mean")
         try:
-            value = mean["predictor"]["accuracy"] if mean else None
+            value = mean["predictor"][metric] if mean else None
         except (TypeError, KeyError):
             return None
         return value if isinstance(value, float) else None
@@ -143,6 +152,7 @@ class RunOverview:
             "round": self.round,
             "rounds": self.rounds,
             "accuracy": self.accuracy,
+            **({} if self.folder.headline == ACCURACY else {self.folder.headline.metric: self.score}),
             "bytes": self.bytes,
         }
 

@@ -13,6 +13,8 @@ from mutua.data import sources
 from mutua.data.partitions import IID
 from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
+from mutua.data.tabular_reading import read_like
+from mutua.data.tabular_sources import KINDS
 from mutua.errors import InputError, NotInStore
 from mutua.federation.client import Client
 from mutua.federation.federation import Federation
@@ -26,9 +28,10 @@ from mutua.methods import Independent
 from mutua.methods.base import How, Hub, Job, Method
 from mutua.methods.participant import Participant
 from mutua.models import Architecture
+from mutua.models.composite import Composite
 from mutua.runs.folder import RunFolder
 from mutua.runs.predictor import expect
-from mutua.runs.saved_models import ModelCard, SavedModel, StoredJson, put_model, read_json
+from mutua.runs.saved_models import ModelCard, SavedModel, StoredJson, put_model, read_json, scored
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import atomic_files, to_json
 from mutua.support.folders import fill_folder
@@ -99,8 +102,9 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
         accuracy["predictor"] = _accuracy(predictor, client)
         accuracy["alone"] = _accuracy(_alone(plan, client, modules, method.stopping("personal")), client)
 
-        made_of, scored = method.made_of(newcomer), {"client": client.id, "accuracy": accuracy["predictor"]}
-        card = ModelCard.of(made_of, client.train, weights="predictor.safetensors", **scored)
+        made_of = predictor.spec if isinstance(predictor, Composite) else method.made_of(newcomer)
+        told = scored(client.aim, accuracy["predictor"])
+        card = ModelCard.of(made_of, client.train, weights="predictor.safetensors", client=client.id, **told)
         joined = Joined(client, how, accuracy, folder)
         with atomic_files() as files:
             put_model(files, folder, {"predictor": kept}, card)
@@ -150,7 +154,7 @@ def _client(name: str, data: Path, shared: SavedModel, model: Any, seed: int) ->
     train, test = _samples(data, shared)
     dealt = split_and_deal(train, test, IID(clients=1), Split(), seed=seed).clients[0]
     own = Architecture.of(model) if model is not None else architecture.model_copy(update={"share": "all"})
-    client = Client(name, dealt.train, dealt.val, dealt.test, own)
+    client = Client(name, dealt.train, dealt.val, dealt.test, own, aim=shared.card.aim)
     if architecture.share != "all":
         return client
     try:
@@ -163,12 +167,18 @@ def _client(name: str, data: Path, shared: SavedModel, model: Any, seed: int) ->
 
 def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
     """The newcomer's training samples and, if the file has them, test samples, preprocessed as in the run."""
+    if shared.template.model_input.kind in KINDS:
+        try:
+            return read_like(data, shared.template, target=True)[0], None
+        except InputError as error:
+            raise InputError(f"--data: {error}") from None
     try:
         source = sources.load(
             "folder" if data.is_dir() else "arrays",
             path=data,
             image_size=shared.image_size if data.is_dir() else None,
             fits=shared.card.input,
+            kind=shared.card.aim.kind,
         )
     except InputError as error:
         raise InputError(f"--data: {error}") from None
@@ -188,4 +198,4 @@ def _alone(plan: Plan, client: Client, modules: Modules, until: EarlyStopping) -
 
 
 def _accuracy(model: nn.Module, client: Client) -> float | None:
-    return measure(model, client.test, client.task)["accuracy"]
+    return measure(model, client.test, client.task)[client.task.headline.metric]

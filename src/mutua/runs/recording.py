@@ -22,9 +22,10 @@ from safetensors import SafetensorError
 
 from mutua import __version__
 from mutua.errors import InputError, RunError, raised_at, short_of_memory
-from mutua.federation.commit_files import CommitFiles, StoreSettings, chosen_place
+from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Entry
+from mutua.federation.store_settings import StoreSettings, chosen_place
 from mutua.methods import base
 from mutua.methods.base import Job
 from mutua.recipe.recipe import Recipe
@@ -131,7 +132,7 @@ class Recorder:
         except RunError as error:
             raise RunError(self._stopped(str(error))) from error
         except (OSError, SafetensorError) as error:
-            raise RunError(self._stopped(cannot_write(self.path, error), "mend that; ")) from None
+            raise RunError(self._stopped(cannot_write(self.path, error), "fix that; ")) from None
         except InputError:  # nothing has run
             if self.resumed is None:
                 self._remove()
@@ -187,22 +188,22 @@ class Recorder:
             case Retried():
                 add("retried", round=event.round, client=event.client, reason=event.reason)
             case RoundEnded():
-                add("ended", round=event.round, accuracy=_accuracy(event))
+                add("ended", round=event.round, **{event.history.headline.metric: _newest(event)})
             case Reached():
-                self._grow(event.standing)
-                if event.standing.round == self._rounds:
+                self._grow(event.run_state)
+                if event.run_state.round == self._rounds:
                     self._ends_before_finish = self._ends
                 since = time.monotonic() - self._saved
-                if event.standing.round > self._rounds or checkpoint_due(
-                    self._settings, event.standing.round, since
+                if event.run_state.round > self._rounds or checkpoint_due(
+                    self._settings, event.run_state.round, since
                 ):
-                    self.save(event.standing)
+                    self.save(event.run_state)
             case Stopped():
-                self._grow(event.standing)
-                self.save(event.standing)
+                self._grow(event.run_state)
+                self.save(event.run_state)
 
-    def _grow(self, standing: RunState) -> None:
-        self.extend(standing.history, standing.ledger, standing.participation)
+    def _grow(self, run_state: RunState) -> None:
+        self.extend(run_state.history, run_state.ledger, run_state.participation)
 
     def extend(
         self, history: Sequence[Row], ledger: Sequence[Entry], participation: Sequence[ParticipationRow]
@@ -216,26 +217,27 @@ class Recorder:
                 rows.read_from_file(partial(table.first, len(rows)))
 
     @timed("checkpoint")
-    def save(self, standing: RunState) -> None:
+    def save(self, run_state: RunState) -> None:
         """Write a checkpoint, and remove those that need not be kept."""
         began = time.monotonic()
         for table in self.folder.tables:
             sync(table.path)
-        manifest = self._write_checkpoint(standing, self._rounds)
+        manifest = self._write_checkpoint(run_state, self._rounds)
         self.folder.checkpoints.sweep(self._settings.keep, self._settings.best)
         self._saved = time.monotonic()
         took = round(self._saved - began, 3)
-        self.folder.events.add("checkpoint", round=standing.round, bytes=manifest.bytes, seconds=took)
+        self.folder.events.add("checkpoint", round=run_state.round, bytes=manifest.bytes, seconds=took)
         sync(self.folder.events.path)
 
-    def _write_checkpoint(self, standing: RunState, rounds: int) -> Manifest:
+    def _write_checkpoint(self, run_state: RunState, rounds: int) -> Manifest:
         return self.folder.checkpoints.write(
-            standing,
+            run_state,
             last=rounds + 1,
             inputs=self._inputs,
-            validation=standing.validation,
+            validation=run_state.validation,
+            lower_is_better=run_state.lower_is_better,
             versions=versions(),
-            unfinished=self._ends_before_finish if standing.round > rounds else None,
+            unfinished=self._ends_before_finish if run_state.round > rounds else None,
             **dict(self._ends),
         )
 
@@ -333,7 +335,7 @@ def only_leftovers(path: Path) -> bool:
     return all(map(_not_begun, path.iterdir()))
 
 
-def _accuracy(event: RoundEnded) -> dict[str, float | None]:
+def _newest(event: RoundEnded) -> dict[str, float | None]:
     """Of the global on the common test set and of the clients on their own, if the round was evaluated."""
     newest = {"global": event.history.newest("global"), "clients": event.history.newest("predictor")}
     return {of: point[1] if point and point[0] == event.round else None for of, point in newest.items()}

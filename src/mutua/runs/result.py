@@ -14,6 +14,7 @@ from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Selection
+from mutua.learning.tasks import plain, settings
 from mutua.methods.base import Job
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation, left_out
@@ -65,7 +66,7 @@ class Result:
         would have made that another run, it is refused. `given` may be `callbacks` and `progress`, as for `run`.
         """
         if self.longer is None:
-            raise InputError("extend: where this run stood is not known; use 'mutua run --resume DIR --rounds N'")
+            raise InputError("extend: the state of this run is not known; use 'mutua run --resume DIR --rounds N'")
         whole_number(rounds, "rounds")
         return self.longer(rounds, **given)
 
@@ -85,11 +86,15 @@ class Result:
             )
         module = build(shared, first, seed=0)
         module.load_state_dict(self.global_state)
-        return Predictor(module.eval(), first.train.take([]))
+        return Predictor(module.eval(), first.train.take([]), first.aim)
 
     def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
         """Unweighted mean over clients of accuracy on their own test data, without clients that never trained."""
         return _mean([client.accuracy(model, selection) for client in self.counted(model)])
+
+    def mean_score(self, model: str = "predictor", selection: Selection = "last") -> float | None:
+        """The same of the task's headline metric: accuracy, unless the task has another."""
+        return _mean([client.score(model, selection) for client in self.counted(model)])
 
     def counted(self, model: str = "predictor") -> list[ClientResult]:
         """The clients whose numbers count in means: all, but for predictors that were never trained."""
@@ -142,24 +147,30 @@ class Result:
         return reported(self.summary())
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of a run. Accuracies are on test data, of the evaluation that the plan selects."""
+        """The numbers of a run. Accuracies are on test data, of the evaluation that the plan selects.
+
+        A task with another headline metric has that metric's name where others have "accuracy".
+        """
         plan, selection = self.job.plan, self.job.plan.selection
+        headline = self.history.headline.metric
+        aim = self.federation.aim
         sizes = {c.id: len(c.client.test) for c in self.clients}
         return {
             "method": self.job.method.name,
+            **({} if plain(aim) else {"task": settings(aim)}),
             "seed": plan.seed,
             "rounds": plan.rounds,
             "selection": selection,
             "global": {
                 metric: self.history.selected(selection, "global", "global", "test", metric)
-                for metric in ("accuracy", "loss")
+                for metric in (headline, "loss")
             },
             "clients": [client.summary() for client in self.clients],
             "mean": {
                 model: {
-                    "accuracy": self.mean_accuracy(model, selection),
-                    "accuracy_by_samples": _mean(
-                        [client.accuracy(model, selection) for client in self.counted(model)],
+                    headline: self.mean_score(model, selection),
+                    f"{headline}_by_samples": _mean(
+                        [client.score(model, selection) for client in self.counted(model)],
                         [sizes[client.id] for client in self.counted(model)],
                     ),
                 }

@@ -116,6 +116,7 @@ class ResumedRecorder(Recorder):
             ledger=entries,
             participation=turns,
             validation=manifest.validation,
+            lower_is_better=manifest.lower_is_better,
             seconds=manifest.seconds,
         )
 
@@ -129,18 +130,16 @@ class ResumedRecorder(Recorder):
             if ALLOW_IT in str(error):  # nothing is wrong with the file
                 raise InputError(f"--resume: {error}") from None
             file = self.path / "recipe.yaml"
-            way_out = "put back the one that the run began with, or begin anew in another folder"
+            way_out = "put back the one that the run began with, or begin a new run in another folder"
             if was is not None:
-                way_out = f"remove {file}, and the same command writes it anew as the checkpoint has it"
+                way_out = f"remove {file}, and the same command writes it again from the checkpoint"
             raise InputError(f"--resume: {file} cannot be used ({error}); {way_out}") from None
         if was is None:
             if rounds is not None and (newest is not None or self.folder.finished):
                 why = "an older mutua wrote its checkpoint" if newest else "its checkpoints are gone"
-                raise InputError(f"--rounds: {self.path} cannot become longer, for {why}; begin a new run")
+                raise InputError(f"--rounds: {self.path} cannot become longer, because {why}; begin a new run")
             if newest is not None:
-                self.notes.append(
-                    "an older mutua began this run; whether what it is made of has changed is not known"
-                )
+                self.notes.append("an older mutua began this run; whether its inputs have changed is not known")
             return recipe if rounds is None else recipe.with_(rounds=rounds)
         began = self.folder.read_recipe(was.recipe)
         if rounds is not None:
@@ -148,7 +147,7 @@ class ResumedRecorder(Recorder):
             began, recipe = began.with_(rounds=rounds), recipe.with_(rounds=rounds)
         elif recipe.rounds != began.rounds:
             told = f"recipe.yaml: rounds was {began.rounds}, is {recipe.rounds}"
-            raise InputError(f"--resume: {told}; say by --rounds how many the run is to have")
+            raise InputError(f"--resume: {told}; give --rounds to say how many the run is to have")
         fields = changed_fields(began.dump(), recipe.dump())
         self._check_changes(f"recipe.yaml: {change}" for change in fields)
         return recipe
@@ -159,16 +158,16 @@ class ResumedRecorder(Recorder):
         if found and not self._accept:
             raise InputError(
                 f"--resume: {first_changes(found)}; a run goes on with what it began with: undo that (recipe.yaml "
-                "is written anew if you remove it; a path counts from where you are, a data set's name from "
+                "is written again if you remove it; a path counts from where you are, a data set's name from "
                 "--data-dir), begin a new run, or add --accept-changes"
             )
         self._accepted += (f"since round {self._standing.round}: {change}" for change in found)
 
     def _lengthen(self, began: Recipe, rounds: int) -> None:
         """Go to the state that a run planned for so many rounds would be in; refused if there is none."""
-        newest, standing = self.folder.checkpoints.newest, self._standing
+        newest, run_state = self.folder.checkpoints.newest, self._standing
         assert newest is not None
-        done = max([standing.round, *(store.commits[-1].round for store in standing.stores.values())])
+        done = max([run_state.round, *(store.commits[-1].round for store in run_state.stores.values())])
         try:
             lengthened(began, began.method, rounds, done)
         except InputError as error:
@@ -177,10 +176,10 @@ class ResumedRecorder(Recorder):
             return
         ends = newest.unfinished
         if ends is not None:
-            standing = self._load(newest, ends)
+            run_state = self._load(newest, ends)
             for table in self.folder.tables:
                 table.go_back(getattr(ends, table.path.stem))
-        self._standing = standing.unfinished(began.rounds)
+        self._standing = run_state.unfinished(began.rounds)
 
     def _become_longer(self, recipe: Recipe) -> None:
         """Turn the folder into that of a longer run; killed in between, it is either the old or the new."""

@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mutua.engines.choice import EngineChoice
 from mutua.engines.faults import Faults
 from mutua.engines.protocol import Engine
-from mutua.errors import InputError, LeftOut, line, suggest
-from mutua.federation.commit_files import CommitFiles, StoreSettings, temporary_files
+from mutua.errors import InputError, LeftOut, line
+from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
+from mutua.federation.store_settings import StoreSettings, temporary_files
 from mutua.methods.base import Method, method_of
 from mutua.rounds.events import Callback
 from mutua.rounds.loop import Rounds
@@ -23,9 +25,8 @@ from mutua.rounds.preparation import Prepared, lengthened, prepare
 from mutua.rounds.state import RunState
 from mutua.runs.client_result import ClientResult
 from mutua.runs.result import Result
-from mutua.support.configuration import checked, whole_number
+from mutua.support.configuration import checked
 
-ENGINES = ["local"]
 _CLIENTS_LISTED = 5
 """How many clients that were left out a warning lists."""
 
@@ -35,16 +36,16 @@ def run(
     federation: Federation,
     *,
     plan: Plan | None = None,
-    engine: str = "local",
+    engine: str | Mapping[str, Any] | EngineChoice = "local",
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
-    standing: RunState | None = None,
+    run_state: RunState | None = None,
     faults: Faults | Mapping[str, Any] | None = None,
     stores: StoreSettings | Mapping[str, Any] | str = "auto",
     progress: bool = True,
     **settings: Any,
 ) -> Result:
-    """Run a method over a federation, from its beginning or from a saved state (`standing`).
+    """Run a method over a federation, from its beginning or from a saved state (`run_state`).
 
     `method` is an object, or a name for one with its defaults: mutua.methods.FML(alpha=0.3), "fml".
     Settings are the fields of `Plan` (rounds, epochs or steps, batch_size, optimizer, client_fraction,
@@ -81,7 +82,7 @@ def run(
         engine=engine,
         workers=workers,
         callbacks=callbacks,
-        standing=standing,
+        run_state=run_state,
         faults=faults,
         files=temporary_files(stores, prepared.store_bytes),
         progress=progress,
@@ -91,31 +92,35 @@ def run(
 def carry_out(
     prepared: Prepared,
     *,
-    engine: str = "local",
+    engine: str | Mapping[str, Any] | EngineChoice = "local",
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
-    standing: RunState | None = None,
+    run_state: RunState | None = None,
     faults: Faults | None = None,
     files: CommitFiles | None = None,
     progress: bool = False,
+    made: Engine | None = None,
 ) -> Result:
-    """Run what is prepared. The options are those of `run`; stores write into `files`, if not into memory."""
+    """Run what is prepared. The options are those of `run`; stores write into `files`, if not into memory.
+
+    `made` is an engine that is there already, such as the one of a deployment, in the place of `engine`.
+    """
     from mutua.rounds.progress import watched  # which needs rich, and `import mutua` does not
 
     job, federation = prepared.job, prepared.federation
     method, plan = job.method, job.plan
-    site = _engine(engine, workers)
+    site = EngineChoice.of(engine).make(workers) if made is None else made
     if faults is not None:
         from mutua.engines.faulty_engine import FaultyEngine
 
         faults.check(federation)
         site = FaultyEngine(site, faults)
-    standing = standing or RunState()
-    began = time.perf_counter() - standing.seconds
+    run_state = run_state or RunState()
+    began = time.perf_counter() - run_state.seconds
     try:
         with watched(method.name, prepared.notes, progress) as watchers:
-            site.open(job, federation, standing.stores, files)
-            rounds = Rounds(prepared, site, [*callbacks, *watchers], standing)
+            site.open(job, federation, run_state.stores, files)
+            rounds = Rounds(prepared, site, [*callbacks, *watchers], run_state)
             rounds.run()
         stores = site.stores
     finally:
@@ -160,14 +165,4 @@ def _longer(
     # Stores grow with the run, and the shorter one may be extended again.
     stores = {client: replace(store, commits=[*store.commits]) for client, store in before.stores.items()}
     longer = lengthened(plan, method, rounds, plan.rounds)
-    return run(method, federation, plan=longer, standing=replace(before, stores=stores), **given)
-
-
-def _engine(name: str, workers: int | None) -> Engine:
-    if name not in ENGINES:
-        raise InputError(f"engine: '{name}' is not an engine; {suggest(str(name), ENGINES)}")
-    if workers is not None:
-        whole_number(workers, "workers")
-    from mutua.engines.local import LocalEngine
-
-    return LocalEngine(workers=workers)
+    return run(method, federation, plan=longer, run_state=replace(before, stores=stores), **given)

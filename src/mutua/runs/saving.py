@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,19 @@ from mutua.data.mapped_rows import pieces
 from mutua.data.sources import PYTHON
 from mutua.federation.federation import Federation
 from mutua.federation.module_pool import Modules
+from mutua.learning.tasks import plain, settings
 from mutua.methods import base
 from mutua.methods.base import Job
 from mutua.models import Architecture
+from mutua.models.composite import Composite
 from mutua.runs.client_result import ClientResult
-from mutua.runs.saved_models import ModelCard, put_model, put_weights
+from mutua.runs.saved_models import ModelCard, put_model, put_weights, scored
 from mutua.support import safe_reading
 from mutua.support.files import AtomicFiles, as_file_name, atomic_files, to_json
 from mutua.support.processes import one_thread
 from mutua.support.tensor_files import Tensors
 
-HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
+_HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
 
 
 def write_models(
@@ -35,7 +38,9 @@ def write_models(
     with atomic_files() as files:
         if global_state is not None and shared is not None:
             first = min(federation.clients, key=lambda client: client.id).train
-            card = ModelCard.of(shared.spec(), first, share=shared.share, weights="weights.safetensors")
+            first = replace(first, preprocess=first.preprocess.declared)  # what a client has fitted is its own
+            given: Any = {"share": shared.share, "weights": "weights.safetensors"}
+            card = ModelCard.of(shared.spec(), first, **scored(federation.aim), **given)
             if shared.share != "all":  # every client ends it in classes of its own
                 card = card.model_copy(update={"classes": ()})
             put_model(files, path / "global", {"weights": global_state}, card)
@@ -57,15 +62,17 @@ def _put_client(files: AtomicFiles, place: Path, client: ClientResult, modules: 
     if serving is None:
         serving, groups = "predictor", {**groups, "predictor": predictor}
     card = ModelCard.of(
-        client.made_of,
+        model.spec if isinstance(model, Composite) else client.made_of,
         client.client.train,
         client=client.id,
         weights=f"{serving}.safetensors",
-        accuracy=client.accuracy(),
+        **scored(client.client.aim, client.score()),
     )
     put_model(files, place, groups, card)
+    if client.client.aim.kind != "classification":
+        return  # there are no classes to be taken for each other
     # Without its zeros: a matrix of thousands of classes would be larger than what may be read again.
-    table = {"classes": list(client.client.task.classes), "cells": client.confusion_cells(model)}
+    table = {"classes": list(client.client.train.classes), "cells": client.confusion_cells(model)}
     text = to_json(table, indent=None) + "\n"
     if len(text) <= safe_reading.MAX_TEXT_BYTES:  # otherwise there is none, as docs/runs.md says
         files.write(place / "confusion.json", text)
@@ -83,9 +90,10 @@ def describe(job: Job, federation: Federation, name: str) -> str:
         "clients": [{"id": c.id, "data": dict(data), "model": _model(c.model)} for c in federation.clients],
         "models": {} if job.global_model is None else {"global": _model(job.global_model)},
         "method": base.section_of(job.method),
+        **({} if plain(federation.aim) else {"task": settings(federation.aim)}),
         **job.plan.model_dump(mode="json", exclude_none=True),
     }
-    return HEAD + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    return _HEAD + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _model(architecture: Architecture) -> dict[str, Any]:

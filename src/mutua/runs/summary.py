@@ -7,28 +7,29 @@ from typing import Any
 
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import SELECTIONS
-from mutua.support.text import Sheet, of_width, percent, several, size, some
+from mutua.learning.headline import Headline
+from mutua.support.text import Sheet, of_width, several, size, some
 
-REPORTED = ("method", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
+REPORTED = ("method", "task", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
 
 
 def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -> Sheet:
     """A run in a few lines, from its summary and its ledger: what `print` shows."""
-    models = ("predictor", "global")
+    models, of = ("predictor", "global"), Headline.of(summary)
     rows = [
         (
             c["id"],
             of_width(c["model"], c.get("width", 1)),
             f"{c['samples']:,}",
-            *(percent(c["accuracy"][model]) for model in models),
+            *(of.shown(c[of.metric][model]) for model in models),
             size(ledger.bytes("up", c["id"])),
         )
         for c in summary["clients"]
     ]
-    means = [percent(summary["mean"][model]["accuracy"]) for model in models]
-    remarks = [f"accuracy in % on each client's own test data {SELECTIONS[summary['selection']]}"]
-    if (common := summary["global"]["accuracy"]) is not None:
-        remarks += [f"the global on the common test set: {percent(common)} %"]
+    means = [of.shown(summary["mean"][model][of.metric]) for model in models]
+    remarks = [f"{of.title} on each client's own test data {SELECTIONS[summary['selection']]}"]
+    if (common := summary["global"][of.metric]) is not None:
+        remarks += [f"the global on the common test set: {of.shown(common)}{of.unit}"]
     kinds = [f"{kind} ({name})" for kind, name in (label.split(": ", 1) for label in ledger.kinds("up"))]
     remarks += [f"left the clients: {some(kinds) or 'nothing'}"]
     remarks += left_out[:3]
@@ -43,4 +44,5 @@ def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -
 def reported(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run's summary that `--json` prints."""
     asked = () if summary.get("selection", "last") == "last" else ("selection",)
-    return {key: summary.get(key) for key in (*REPORTED, *asked)}
+    known = [key for key in REPORTED if key != "task" or key in summary]
+    return {key: summary.get(key) for key in (*known, *asked)}

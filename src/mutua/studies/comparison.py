@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mutua.engines.choice import EngineChoice
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
@@ -25,8 +26,8 @@ from mutua.studies.comparison_tables import comparison_remarks, comparison_table
 from mutua.studies.contenders import Contender, read_contenders
 from mutua.studies.measures import ResultNumbers, training_length
 from mutua.studies.summaries import (
-    COMPARED,
     RESULTS,
+    compared,
     comparison_rows,
     folder_names,
     results_csv,
@@ -49,6 +50,7 @@ def compare(
     *,
     seeds: Sequence[int] = (0, 1, 2),
     plan: Plan | None = None,
+    engine: str | Mapping[str, Any] | EngineChoice = "local",
     workers: int | None = None,
     data_dir: PathLike | None = None,
     progress: bool = True,
@@ -80,7 +82,7 @@ def compare(
                 watch: list[Callback] = []
                 if progress:
                     watch = [ProgressBar(label, shown, keep=False)] if shown else [EndOfRun(label)]
-                result = carry_out(prepared, workers=workers, callbacks=watch)
+                result = carry_out(prepared, engine=engine, workers=workers, callbacks=watch)
                 found.append(Compared(rival.label, seed, result))
     return Comparison(tuple(found))
 
@@ -182,7 +184,7 @@ class Comparison:
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each method, seed, client and model."""
         return import_optional("pandas", "to_pandas").DataFrame(
-            comparison_rows(self._summaries), columns=list(COMPARED)
+            comparison_rows(self._summaries), columns=compared(self._summaries)
         )
 
     def save(self, path: PathLike) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mutua.federation.plan import SELECTIONS, Selection
+from mutua.learning.headline import Headline
 from mutua.studies.measures import (
     ABOUT,
     ComparableRun,
@@ -45,14 +46,15 @@ def comparison_tables(summary: Summary, selection: Selection, remarks: Sequence[
 
 def accuracy_table(summary: Summary, selection: Selection, remarks: Sequence[str] = ()) -> Sheet:
     """A row per cell and, indented below it, its difference to another."""
-    measures = [key for key in _SHOWN if any(_known(row["accuracy"].get(key)) for row in summary.values())]
+    of = _headline(summary)
+    measures = [key for key in _SHOWN if any(_known(row[of.metric].get(key)) for row in summary.values())]
     rows = []
     for label, row in summary.items():
-        rows.append((label, *(spread(row["accuracy"][key]) for key in measures), size(row["bytes"]["up"])))
+        rows.append((label, *(of.spread(row[of.metric][key]) for key in measures), size(row["bytes"]["up"])))
         if label != row["minus"]:
-            differences = (spread(row["difference"][key], sign=True) for key in measures)
+            differences = (of.spread(row["difference"][key], sign=True) for key in measures)
             rows.append((f"  minus {row['minus']}", *differences, ""))
-    title = f"accuracy (%) {SELECTIONS[selection]}: mean ± standard deviation over {_seeds(summary)}"
+    title = f"{_called(of)} {SELECTIONS[selection]}: mean ± standard deviation over {_seeds(summary)}"
     explained = [f"{key}: {ABOUT[key]}" for key in measures]
     return Sheet(title, ("method", *measures, "sent"), rows, remarks=[*explained, *remarks], most=len(rows))
 
@@ -60,25 +62,34 @@ def accuracy_table(summary: Summary, selection: Selection, remarks: Sequence[str
 def clients_table(summary: Summary) -> Sheet:
     """A row per cell: its worst client, the spread over clients, how many are better off than alone."""
     shown = [key for key in _OVER_CLIENTS if any(_known(row["clients"][key]) for row in summary.values())]
-    rows = [(label, *(spread(row["clients"][key]) for key in shown)) for label, row in summary.items()]
+    of = _headline(summary)
+
+    def cell(row: Mapping[str, Any], key: str) -> str:
+        found = row["clients"][key]
+        return spread(found) if key == "better_off" else of.spread(found)
+
+    rows = [(label, *(cell(row, key) for key in shown)) for label, row in summary.items()]
     remarks = ["spread: standard deviation over clients"]
     if "better_off" in shown:
         remarks.append("better off: clients (%) whose predictor is better than alone (independent)")
-    title = "over clients: predictors' accuracy (%) on own test data"
+    title = f"over clients: predictors' {_called(of)} on own test data"
     heads = ("method", *(_OVER_CLIENTS[key] for key in shown))
     return Sheet(title, heads, rows, remarks=remarks, most=len(rows))
 
 
 def differences_table(summary: Summary) -> Sheet:
     """Paired differences over the same seeds, with 95 % intervals and verdicts; no rows with one seed."""
-    rows = []
+    rows, of = [], _headline(summary)
     for label, row in summary.items():
         for measure, found in row["difference"].items():
             if label != row["minus"] and measure in _SHOWN and found["low"] is not None:
-                verdict = better_or_worse(found["low"], found["high"])
-                interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
-                rows.append((label, row["minus"], measure, f"{100 * found['mean']:+.1f}", interval, verdict))
-    title = "differences in the same seeds (percentage points; Student's t)"
+                verdict = better_or_worse(found["low"], found["high"], of.lower_is_better)
+                low, high, mean = (
+                    of.spread({"mean": found[key], "std": None}, sign=True) for key in ("low", "high", "mean")
+                )
+                rows.append((label, row["minus"], measure, mean, f"{low} to {high}", verdict))
+    unit = "percentage points" if of.in_percent else of.title
+    title = f"differences in the same seeds ({unit}; Student's t)"
     heads = ("method", "minus", "measure", "difference", "95 % interval", "")
     return Sheet(title, heads, rows, left=3, most=len(rows))
 
@@ -96,11 +107,20 @@ def comparison_remarks(runs: Sequence[NamedRun], summaries: Summaries) -> list[s
     return [*lengths.values(), *unfair, *never_trained(summaries)]
 
 
+def _headline(summary: Summary) -> Headline:
+    return Headline.of(next(iter(summary.values()), None))
+
+
+def _called(of: Headline) -> str:
+    return f"{of.name} (%)" if of.in_percent else of.title
+
+
 def _known(found: Mapping[str, Any] | None) -> bool:
     return found is not None and found["mean"] is not None
 
 
 def _seeds(summary: Summary) -> str:
-    counts = [len(found["values"]) for row in summary.values() for found in row["accuracy"].values()]
+    metric = _headline(summary).metric
+    counts = [len(found["values"]) for row in summary.values() for found in row[metric].values()]
     fewest, most = min(counts), max(counts)
     return several(most, "seed") if fewest == most else f"{fewest} to {most} seeds"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mutua.errors import InputError, suggest
 from mutua.federation.ledger import Direction, Ledger
+from mutua.learning.headline import METRICS, Headline
 from mutua.rounds.history import History
 from mutua.runs.folder import RunFolder
 from mutua.runs.result import Result
@@ -105,6 +106,11 @@ class RunNumbers:
         return history, ledger
 
     @property
+    def headline(self) -> Headline:
+        """The metric that all its numbers are of: accuracy, unless its task has another."""
+        return Headline.of(self.summary)
+
+    @property
     def history(self) -> History:
         """What was measured."""
         return self._rows[0]
@@ -120,7 +126,8 @@ class RunNumbers:
             found = {client: value for client, *of, value in self.rows if of == ["predictor", "test", name]}
         else:
             model = "global" if name == "global_own" else "predictor"
-            found = {client["id"]: client["accuracy"][model] for client in self.summary["clients"]}
+            metric = self.headline.metric
+            found = {client["id"]: client[metric][model] for client in self.summary["clients"]}
         out = {"mean"} if name == "global_own" else {"mean"} | self.untrained
         return {client: value for client, value in found.items() if client not in out and value is not None}
 
@@ -164,8 +171,12 @@ class RunNumbers:
         """
         match asked.name:
             case "global":
-                return self.summary["global"]["accuracy"]  # type: ignore[no-any-return]
+                return self.summary["global"][self.headline.metric]  # type: ignore[no-any-return]
             case "rounds_to" | "bytes_to":
+                if not self.headline.in_percent:
+                    raise InputError(
+                        f"measure: {asked.name} is of a percentage, and {self.headline.name} is none; leave it out"
+                    )
                 round = next((at for at, value in self.curve(asked.curve) if value >= asked.x / 100), None)
                 return None if round is None else self._spent(asked, round)
             case "spread_last_20":
@@ -185,13 +196,13 @@ class RunNumbers:
             return None
         match asked.name:
             case "worst":
-                return min(wanted.values())
+                return self.headline.worst(wanted.values())
             case "spread_clients":
                 return pstdev(wanted.values())
             case "better_off":
                 before = {} if alone is None else alone.by_client("predictor")
                 pairs = [(value, before[client]) for client, value in wanted.items() if client in before]
-                return fmean(own > other for own, other in pairs) if pairs else None
+                return fmean(self.headline.better(own, other) for own, other in pairs) if pairs else None
         return fmean(wanted.values())
 
     def whole(self, asked: Measure) -> float:
@@ -234,7 +245,13 @@ def counted_in_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> set[str] | No
 
 def counts(client: Mapping[str, Any]) -> bool:
     """Whether a client of a run's summary counts in means of predictors: it has trained and has a number."""
-    return client.get("trained", True) and client["accuracy"]["predictor"] is not None
+    return client.get("trained", True) and scores(client)["predictor"] is not None
+
+
+def scores(client: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """What the models of a client in a run's summary reach, by model: accuracies, or what the task has."""
+    found: Mapping[str, float | None] = next(client[metric] for metric in METRICS if metric in client)
+    return found
 
 
 class ComparableRun(Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from mutua.engines.choice import LOCAL, EngineChoice
 from mutua.recipe.grid import Cell, Labels
 from mutua.studies.measures import REACHING, Measure
 from mutua.studies.papers.items import Claim, Item, Scale, load_item
@@ -74,13 +75,23 @@ class Reproduction:
         """The labels that make a run: without what a newcomer does after it."""
         return tuple((axis, label) for axis, label in cell.labels.items() if not (self._newcomer and axis == _HOW))
 
-    def run(self, watch: Watch, *, minutes: float | None, workers: int, data_dir: PathLike | None) -> SweepOutcome:
+    def run(
+        self,
+        watch: Watch,
+        *,
+        minutes: float | None = None,
+        workers: int | None = None,
+        engine: EngineChoice = LOCAL,
+        data_dir: PathLike | None = None,
+    ) -> SweepOutcome:
         """Run what is not finished, and write the record."""
         with self.sweep.locked():
             self.sweep.check(data_dir, "grid")
             before, began = self._minutes(), time.monotonic()
             try:
-                return run_sweep(self.sweep, watch, workers=workers, data_dir=data_dir, minutes=minutes)
+                return run_sweep(
+                    self.sweep, watch, workers=workers, engine=engine, data_dir=data_dir, minutes=minutes
+                )
             finally:
                 took = before + (time.monotonic() - began) / 60
                 write_file(self.sweep.place / _RECORD, to_json(self.record(took)) + "\n")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
+
+from mutua.support.quantiles import LEVEL, t_quantile
 
 BySeed = Mapping[int, float | None]
 """A number of each seed's run; None where the run has none."""
 Verdict = Literal["holds", "does not hold", "cannot tell"]
-_LEVEL = 0.95
-_Z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
@@ -85,31 +85,10 @@ class Difference(Spread):
         return "holds" if self.low > 0 else "does not hold" if self.high < 0 else "cannot tell"
 
 
-def better_or_worse(low: float, high: float) -> str:
+def better_or_worse(low: float, high: float, lower_is_better: bool = False) -> str:
     """What a 95 % interval of a difference says; nothing but 0 is in it if both are equal in every seed."""
     if low == high == 0:
         return "equal"
+    if lower_is_better:
+        low, high = -high, -low
     return "better" if low > 0 else "worse" if high < 0 else "cannot tell"
-
-
-@cache
-def t_quantile(degrees: int, level: float = _LEVEL) -> float:
-    """Student's two-sided quantile: outside ± t lies a probability of 1 − level; found by bisection."""
-    low, high = 0.0, 1.0
-    while _within(high, degrees) < level:
-        low, high = high, 2 * high
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
-    return middle
-
-
-def _within(t: float, degrees: int) -> float:
-    """P(−t < T < t): for whole degrees a finite sum in the angle atan(t / √ν)."""
-    angle = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, degrees, 2):
-        total += term
-        term *= cosine**2 * k / (k + 1)
-    return (angle + sine * total) * 2 / math.pi if odd else sine * total

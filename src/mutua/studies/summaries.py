@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
+from mutua.learning.headline import Headline
 from mutua.recipe.grid import facets
 from mutua.rounds.participation import never_drawn
 from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart, counted_in_both, counts
@@ -19,7 +20,8 @@ from mutua.support.text import some, spreadsheet_csv
 _MEASURES = ("global", "predictor")
 _DOMAINS = ("wdp", "cdp", "acc")
 OVER_CLIENTS = ("worst", "spread_clients", "better_off")
-COMPARED = ("method", "seed", "client", "model", "selection", "accuracy")
+COMPARED = ("method", "seed", "client", "model", "selection")
+"""Columns of comparison.csv before that of the metric."""
 COLUMNS = ("seed", "client", "model", "split", "metric", "value")
 RESULTS = "results.csv"
 """A folder with this file holds many runs."""
@@ -67,15 +69,19 @@ def summarise(runs: Summaries) -> dict[str, Any]:
 def _row(
     mine: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, Any]], measures: Sequence[str]
 ) -> dict[str, Any]:
+    runs = list(mine.values())
+    headline = Headline.of(runs[0])
+
     def by_seed(of: Mapping[int, dict[str, Any]], beside: Mapping[int, dict[str, Any]], measure: str) -> BySeed:
         both = {seed: counted_in_both(run, beside[seed]) for seed, run in of.items() if seed in beside}
         return {seed: _accuracy(of[seed], measure, among) for seed, among in both.items()}
 
-    runs = list(mine.values())
     return {
-        "accuracy": {name: _spread([_accuracy(run, name) for run in runs]) for name in measures},
+        **({"task": runs[0]["task"]} if "task" in runs[0] else {}),
+        headline.metric: {name: _spread([_accuracy(run, name) for run in runs]) for name in measures},
         "difference": {
-            name: _difference(by_seed(mine, first, name), by_seed(first, mine, name)) for name in measures
+            name: _difference(by_seed(mine, first, name), by_seed(first, mine, name), headline)
+            for name in measures
         },
         "clients": {name: _spread([run["over_clients"][name] for run in runs]) for name in OVER_CLIENTS},
         "bytes": {way: fmean([run["bytes"][way] for run in runs]) for way in ("up", "down")},
@@ -88,14 +94,15 @@ def _accuracy(run: dict[str, Any], model: str, among: Set[str] | None = None) ->
     Where clients have domains, also their predictors within, across and over all domains. The mean is over all
     clients that count, or over those `among` these.
     """
+    metric = Headline.of(run).metric
     if model != "global" and among is not None:
-        own = {client["id"]: client["accuracy"]["predictor"] for client in run["clients"]}
+        own = {client["id"]: client[metric]["predictor"] for client in run["clients"]}
         of = run["domains_by_client"][model] if model in _DOMAINS else own
         known = [float(of[client]) for client in own if client in among and client in of]
         return fmean(known) if known else None
     if model in _DOMAINS:
         return None if run["domains"][model] is None else float(run["domains"][model])
-    found = run["global"]["accuracy"] if model == "global" else run["mean"]["predictor"]["accuracy"]
+    found = run["global"][metric] if model == "global" else run["mean"]["predictor"][metric]
     return None if found is None else float(found)
 
 
@@ -104,9 +111,11 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
     return {"mean": found.mean, "std": found.sd, "values": list(values)}
 
 
-def _difference(a: BySeed, b: BySeed) -> dict[str, Any]:
+def _difference(a: BySeed, b: BySeed, headline: Headline) -> dict[str, Any]:
     sides = paired(a, b)
-    found = Difference.of_pairs(*sides).within(1)
+    found = Difference.of_pairs(*sides)
+    if headline.in_percent:
+        found = found.within(1)
     values = [None if x is None or y is None else x - y for x, y in zip(*sides, strict=True)]
     return {"mean": found.mean, "std": found.sd, "values": values, "low": found.low, "high": found.high}
 
@@ -120,12 +129,18 @@ def results_csv(axes: Sequence[str], runs: Iterable[tuple[Mapping[str, str], int
     return spreadsheet_csv(chain([head], rows))
 
 
+def compared(runs: Summaries) -> list[str]:
+    """The columns of comparison.csv: the last is the metric that runs are compared by."""
+    return [*COMPARED, Headline.of(runs[0][1]).metric if runs else "accuracy"]
+
+
 def comparison_rows(runs: Summaries) -> list[tuple[Any, ...]]:
-    """The accuracy of every run's global, and of predictor and global at every client."""
+    """The accuracy, or what the task has, of every run's global, and of predictor and global at every client."""
     made = []
     for label, run in runs:
-        found = [("global", "global", run["global"]["accuracy"])]
-        found += [(c["id"], model, value) for c in run["clients"] for model, value in c["accuracy"].items()]
+        metric = Headline.of(run).metric
+        found = [("global", "global", run["global"][metric])]
+        found += [(c["id"], model, value) for c in run["clients"] for model, value in c[metric].items()]
         made += [(label, run["seed"], client, model, run["selection"], value) for client, model, value in found]
     return made
 
@@ -154,5 +169,5 @@ def folder_names(names: Sequence[str]) -> list[str]:
 def write_comparison(files: AtomicFiles, folder: Path, runs: Summaries) -> None:
     """comparison.csv, one row per cell, seed, client and model, and comparison.json with the summary."""
     report = {"runs": [{**run, "method": label} for label, run in runs], "summary": summarise(runs)}
-    files.write(folder / "comparison.csv", spreadsheet_csv([COMPARED, *comparison_rows(runs)]))
+    files.write(folder / "comparison.csv", spreadsheet_csv([compared(runs), *comparison_rows(runs)]))
     files.write(folder / "comparison.json", to_json(report) + "\n")

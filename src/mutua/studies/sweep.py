@@ -16,7 +16,7 @@ from mutua.federation.federation import Federation
 from mutua.methods import base
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import FEDERATION_FIELDS, Recipe
-from mutua.rounds.preparation import prepare
+from mutua.rounds.preparation import Prepared, prepare
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import first_changes, hash_inputs
 from mutua.runs.newcomer import HOWS, read_joined, without_last
@@ -141,6 +141,8 @@ class Sweep:
             for (cell, recipe), folder in zip(cells, names, strict=True)
         ]
         self._numbers: dict[Path, RunNumbers] = {}
+        self.prepared: dict[Path, Prepared] = {}
+        """By folder, runs that `check` has prepared: those of the first federation, so that only one is kept."""
 
     @property
     def finished(self) -> list[PlannedRun]:
@@ -167,6 +169,7 @@ class Sweep:
         self.check_recipes()
         if len(self.finished) == len(self.runs):
             return
+        first: Federation | None = None
         held: tuple[Any, Federation | None] = None, None
         for run in self.runs:
             if run.seed != self.runs[0].seed:
@@ -175,13 +178,16 @@ class Sweep:
             if held[0] != key:
                 held = key, run.recipe.federation(data_dir)
             assert held[1] is not None
+            first = first or held[1]
             run.check_inputs(held[1])
             if run.finished:
                 continue
             try:
-                prepare(run.recipe.method, held[1], run.recipe.plan())
+                prepared = prepare(run.recipe.method, held[1], run.recipe.plan())
             except InputError as error:
                 raise InputError(f"{field}: '{run.cell.name}': {error}") from None
+            if held[1] is first:
+                self.prepared[run.path] = prepared
 
     @contextmanager
     def locked(self) -> Iterator[None]:

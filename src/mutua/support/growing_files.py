@@ -46,7 +46,7 @@ class GrowingTable(Generic[R]):
         self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
 
     def begin(self) -> None:
-        """Begin anew: a line of column names and no row."""
+        """Begin again: a line of column names and no row."""
         self.path.touch()
         self._size, self._rows, self._sum = 0, -1, hashlib.sha256()
         self._append([self.fields])

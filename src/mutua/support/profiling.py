@@ -13,7 +13,7 @@ from mutua.errors import RunError
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import cannot_write, write_file
 
-KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
+_KINDS = {"start": "train", "finish": "train", "assess": "evaluate", "score": "evaluate"}
 """What the engines' work items count as; any other name counts as itself."""
 SHOWN = ("train", "evaluate", "merge", "data", "checkpoint")
 
@@ -58,7 +58,7 @@ class Profile:
         """CPU seconds by purpose; "idle" is what was left of the workers' cores."""
         found = dict.fromkeys(SHOWN, 0.0)
         for span in self.spans:
-            kind = KINDS.get(span.what, span.what)
+            kind = _KINDS.get(span.what, span.what)
             found[kind] = found.get(kind, 0.0) + span.cpu
         found["other"] = self.other
         whole = (self.ended - self.began) * self.workers
@@ -69,7 +69,7 @@ class Profile:
         events = [
             {
                 "name": f"{span.what} {span.client}".strip(),
-                "cat": KINDS.get(span.what, span.what),
+                "cat": _KINDS.get(span.what, span.what),
                 "ph": "X",
                 "ts": round(1e6 * (span.began - self.began), 1),
                 "dur": round(1e6 * (span.ended - span.began), 1),

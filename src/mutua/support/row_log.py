@@ -1,7 +1,8 @@
 """Rows that are only added to: what history, ledger and participation are made of.
 
-In memory they are columns, 8 to 16 bytes per row: a round, one number for all that repeats (client, model, metric
-and so on) and, where rows have one, a value. Once a file holds them, the oldest need not stay in memory at all.
+In memory they are columns, 12 to 20 bytes per row: a round, a number for the client, one for the rest that repeats
+(model, metric and so on) and, where rows have one, a value. So clients and what is known of each are there once,
+and not once per client. When a file holds the rows, the oldest need not stay in memory at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from sys import intern
 from typing import Any, ClassVar, TypeVar, overload
 
 from mutua.support.importing import import_optional
@@ -20,15 +22,17 @@ ROWS_IN_MEMORY = 2**16
 
 
 class Log(Sequence[R]):
-    """Rows in the order in which they were added: a round, what repeats and, if `valued`, a number or None."""
+    """Rows in the order in which they were added: round, client, what repeats; if `valued`, a number or None."""
 
     kind: ClassVar[Callable[..., Any]]
     valued: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[Any, ...], int] = {}
-        self._repeated: list[tuple[Any, ...]] = []
-        self._rounds, self._which, self._values = array("i"), array("i"), array("d")
+        self._client_numbers: dict[str, int] = {}
+        self._clients: list[str] = []
+        self._rest_numbers: dict[tuple[Any, ...], int] = {}
+        self._rests: list[tuple[Any, ...]] = []
+        self._rounds, self._whose, self._which, self._values = array("i"), array("i"), array("i"), array("d")
         self._away = 0
         self._read: Callable[[], Iterable[R]] = tuple
 
@@ -38,11 +42,17 @@ class Log(Sequence[R]):
             self._append(row)
 
     def _append(self, row: R) -> None:
-        rest = row[1:-1] if self.valued else row[1:]
-        number = self._numbers.get(rest)
+        rest = row[2:-1] if self.valued else row[2:]
+        whose = self._client_numbers.get(row[1])
+        if whose is None:
+            # A name may come from a file or another process; the three logs of a run have one copy of it.
+            client = intern(row[1])
+            whose = self._client_numbers[client] = len(self._clients)
+            self._clients.append(client)
+        number = self._rest_numbers.get(rest)
         if number is None:
-            number = self._numbers[rest] = len(self._repeated)
-            self._repeated.append(rest)
+            number = self._rest_numbers[rest] = len(self._rests)
+            self._rests.append(rest)
         if self.valued:
             # A value may be NaN, so None is told by the sign of its neighbour.
             self._values.append(0.0 if row[-1] is None else row[-1])
@@ -50,6 +60,7 @@ class Log(Sequence[R]):
         else:
             self._which.append(number)
         self._rounds.append(row[0])
+        self._whose.append(whose)
 
     def __len__(self) -> int:
         return self._away + len(self._rounds)
@@ -66,11 +77,11 @@ class Log(Sequence[R]):
 
     def _row(self, i: int) -> R:
         number = self._which[i]
-        rest = self._repeated[number if number >= 0 else ~number]
+        client, rest = self._clients[self._whose[i]], self._rests[number if number >= 0 else ~number]
         if not self.valued:
-            return self.kind(self._rounds[i], *rest)  # type: ignore[no-any-return]
+            return self.kind(self._rounds[i], client, *rest)  # type: ignore[no-any-return]
         value = self._values[i] if number >= 0 else None
-        return self.kind(self._rounds[i], *rest, value)  # type: ignore[no-any-return]
+        return self.kind(self._rounds[i], client, *rest, value)  # type: ignore[no-any-return]
 
     @overload
     def __getitem__(self, at: int) -> R: ...
@@ -95,7 +106,8 @@ class Log(Sequence[R]):
         """`read` gives the rows before `upto` again: if they are many, drop them from memory and use it."""
         if upto - self._away > ROWS_IN_MEMORY:
             gone = upto - self._away
-            del self._rounds[:gone], self._which[:gone], self._values[:gone]
+            for column in (self._rounds, self._whose, self._which, self._values):
+                del column[:gone]
             self._away, self._read = upto, read
 
 

@@ -179,6 +179,20 @@ def unblock() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Around a library that takes signals for itself: afterwards they are handled as before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def ignore(except_for: int | None = None) -> None:
     """In a process that its parent stops: ignore what a terminal sends to all of its processes."""
     for number in _SIGNALS:
@@ -188,6 +202,9 @@ def ignore(except_for: int | None = None) -> None:
 
 @contextmanager
 def _accepting(accept: bool) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals stop the main thread only
+        return
     before, _state.accepting = _state.accepting, accept
     try:
         _raise_pending()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-MOST = 12
+_MOST_ROWS = 12
 """How many rows a table has at most, unless it says otherwise; the rest is counted."""
 FORMULA = "=+-@＝＋－＠"
 """The first characters by which a spreadsheet takes a cell for a formula."""
@@ -79,10 +79,13 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
-def spread(found: Mapping[str, Any], sign: bool = False) -> str:
-    """Mean ± standard deviation of fractions, as percentages."""
+def spread(found: Mapping[str, Any], sign: bool = False, share: bool = True) -> str:
+    """Mean ± standard deviation: of fractions as percentages, of other numbers (not a `share`) as they are."""
     if found["mean"] is None:
         return "–"
+    if not share:
+        mean = f"{found['mean']:{'+' if sign else ''}.4g}"
+        return mean if found["std"] is None else f"{mean} ± {found['std']:.2g}"
     mean = f"{100 * found['mean']:{'+' if sign else ''}.1f}"
     return mean if found["std"] is None else f"{mean} ± {100 * found['std']:.1f}"
 
@@ -108,7 +111,7 @@ class Sheet:
     sums: Sequence[Sequence[str]] = ()
     remarks: Sequence[str] = ()
     left: int = 1
-    most: int = MOST
+    most: int = _MOST_ROWS
 
     def _rows(self) -> list[Sequence[str]]:
         shown = list(self.body)

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from mutua.learning.headline import ACCURACY, Headline
 from mutua.reports.sections.what_was_run import enumerated
 from mutua.reports.study import Run, Study
-from mutua.reports.tables import MOST_CLIENTS, CellValue, PercentagePoints, Table
+from mutua.reports.tables import MOST_CLIENTS, CellValue, Table, difference_of, scores_of
 from mutua.studies.measures import not_compared, trained_longer
 from mutua.studies.statistics import Difference, Spread, better_or_worse
 
@@ -24,12 +25,15 @@ class ClientVerdict(NamedTuple):
     joined: Spread
     alone: Spread
     difference: Difference
+    headline: Headline = ACCURACY
 
     @property
     def word(self) -> str:
         """Better or worse off where the whole interval is on one side of 0; equal where it is nothing but 0."""
         low, high = self.difference.low, self.difference.high
-        return "cannot tell" if low is None or high is None else _WORDS[better_or_worse(low, high)]
+        if low is None or high is None:
+            return "cannot tell"
+        return _WORDS[better_or_worse(low, high, self.headline.lower_is_better)]
 
 
 def client_verdicts(study: Study, label: str) -> list[ClientVerdict]:
@@ -44,11 +48,13 @@ def client_verdicts(study: Study, label: str) -> list[ClientVerdict]:
         joined, alone = ([pair[i] for pair in known] for i in (0, 1))
         only = next(run for (run, _), pair in zip(pairs, both, strict=True) if None not in pair)
         samples = only.clients[client].get("test_samples")
-        if len(known) == 1 and samples:
+        if len(known) == 1 and samples and study.headline == ACCURACY:
             difference = Difference.of_shares(joined[0], alone[0], int(samples))
         else:
-            difference = Difference.of_pairs(joined, alone).within(1)
-        found.append(ClientVerdict(client, Spread.of(joined), Spread.of(alone), difference))
+            difference = Difference.of_pairs(joined, alone)
+            if study.headline.in_percent:
+                difference = difference.within(1)
+        found.append(ClientVerdict(client, Spread.of(joined), Spread.of(alone), difference, study.headline))
     return found
 
 
@@ -89,19 +95,21 @@ def better_off_blocks(study: Study) -> Iterator[str | Table]:
         if mine or label not in otherwise:
             yield f"{label}: of {len(mine)} clients {told}." if mine else f"{label}: no run alone to compare with."
         for one in mine if len(mine) <= MOST_CLIENTS else [one for one in mine if one.word == "worse off"]:
-            points = (
-                PercentagePoints(value) for value in (one.difference.mean, one.difference.low, one.difference.high)
-            )
-            rows.append((one.client, label, one.word, one.joined, one.alone, *points))
+            ends = one.difference.mean, one.difference.low, one.difference.high
+            points = (difference_of(study.headline, value) for value in ends)
+            scored = (scores_of(study.headline, value) for value in (one.joined, one.alone))
+            rows.append((one.client, label, one.word, *scored, *points))
     if rows:
         seeds = {one.difference.n for mine in found.values() for one in mine}
         ways = ["Student's t over seeds"] * (max(seeds) > 1)
-        ways += ["over test samples (Agresti and Caffo)"] * (1 in seeds)
+        of = study.headline
+        ways += ["over test samples (Agresti and Caffo)"] * (1 in seeds and of == ACCURACY)
         over = " or, where there is one seed, ".join(ways)
-        remarks = [
-            "by the model that it serves with, on its own test data: accuracy in %, difference in points",
-            f"the 95 % interval is {over}; better or worse off: all of it is above or below 0",
-        ]
+        what = f"{of.title}, difference in points" if of.in_percent else f"{of.title}, and the difference"
+        told = f"the 95 % interval is {over}; better or worse off: all of it is above or below 0"
+        if not ways:
+            told = f"one seed gives no interval of a difference in {of.name}: compare over several seeds"
+        remarks = [f"by the model that it serves with, on its own test data: {what}", told]
         if len(study.seeds) == 2:
             remarks.append("two seeds make it very wide: with three or more it can tell smaller differences")
         longer = [label for label, mine in found.items() if mine and _trains_longer(study, label)]

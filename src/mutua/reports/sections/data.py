@@ -34,7 +34,7 @@ def label_pictures(study: Study, data: Mapping[str, Federation]) -> Iterator[Pic
     """One picture for all runs that were dealt the same data, with the first seed."""
     for whose, run in _dealt(study):
         counts, what = run.labels(), "Test"
-        if (federation := data.get(run.label)) is not None:
+        if (federation := data.get(run.label)) is not None and federation.aim.kind != "regression":
             held = counts_by_client(federation)
             counts, what = (held.train, held.clients, held.classes), "Training"
         if counts is not None:

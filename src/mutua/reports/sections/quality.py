@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import numpy as np
 
+from mutua.learning.headline import Headline
 from mutua.reports.figures import Picture, confusion_picture, slug
 from mutua.reports.study import Run, Study
-from mutua.reports.tables import CellValue, Table
+from mutua.reports.tables import CellValue, Table, scores_of
 from mutua.studies.statistics import Spread
 
 _METRICS = {
     "accuracy": "accuracy",
+    "exact_match": "exact match",
     "balanced_accuracy": "balanced",
     "macro_f1": "macro F1",
     "auroc": "AUROC",
+    "average_precision": "average precision",
+    "sensitivity": "sensitivity",
     "ece": "ECE",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
 }
-"""Metrics of the last evaluation, and the names of their columns."""
-_REMARKS = (
-    "after the last round, on the clients' own test data",
-    "balanced: the mean over classes of the share that is recognised; rare classes count as much as others",
-    "AUROC: of each class against the rest; 50 is chance; – where a client has test samples of one class only",
-    "ECE: how far predicted probabilities are from the share that is right; 0 is best",
-)
+"""Metrics of the last evaluation, where a task has them, and the names of their columns."""
+_WHEN = "after the last round, on the clients' own test data"
+_ABOUT = {
+    "exact_match": "exact match: the share of samples of which all labels are right",
+    "balanced_accuracy": (
+        "balanced: the mean over classes of the share that is recognised; rare classes count as much as others"
+    ),
+    "auroc": (
+        "AUROC: of each class against the rest; 50 is chance; – where a client has test samples of one class only"
+    ),
+    "average_precision": "average precision: the area below precision over recall; chance: the share of positives",
+    "sensitivity": "sensitivity: the share of positives found, at the specificity that the task names",
+    "ece": "ECE: how far predicted probabilities are from the share that is right; 0 is best",
+    "rmse": "RMSE, MAE: root mean square and mean absolute error, in the values' own unit; 0 is best",
+    "r2": "R²: the share of the values' variance that is predicted; 1 is best, 0 is no better than their mean",
+}
 _MOST_CLASSES = 40
 """A larger matrix could not be read."""
 
@@ -34,20 +50,27 @@ def metric_tables(study: Study) -> Iterator[Table]:
     """By label the mean over clients; with one run also by client."""
     if all(run.summary is None for run in study.runs):
         return
+    by_label = {label: [_by_client(run) for run in study.of(label)] for label in study.labels}
+    shown = [name for name in _METRICS if any(of[name] for found in by_label.values() for of in found)]
     rows: list[tuple[CellValue, ...]] = []
-    for label in study.labels:
-        found = [_by_client(run) for run in study.of(label)]
-        rows.append((label, *(Spread.of([_mean(of[metric]) for of in found]) for metric in _METRICS)))
-    heads = tuple(_METRICS.values())
-    title = "Other metrics in %: mean over clients" + (", and over seeds" if len(study.seeds) > 1 else "")
-    yield Table("metrics", title, ("method",), heads, tuple(rows), _REMARKS)
+    for label, found in by_label.items():
+        rows.append((label, *(_cell(name, [_mean(of[name]) for of in found]) for name in shown)))
+    heads = tuple(_METRICS[name] for name in shown)
+    unit = " in %" if any(Headline(name).in_percent for name in shown) else ""
+    title = f"Other metrics{unit}: mean over clients" + (", and over seeds" if len(study.seeds) > 1 else "")
+    remarks = (_WHEN, *(_ABOUT[name] for name in shown if name in _ABOUT))
+    yield Table("metrics", title, ("method",), heads, tuple(rows), remarks)
     if len(study.runs) == 1:
         [run] = study.runs
         [of] = found
         each: list[tuple[CellValue, ...]] = [
-            (client, *(Spread.of([of[metric].get(client)]) for metric in _METRICS)) for client in run.clients
+            (client, *(_cell(metric, [of[metric].get(client)]) for metric in shown)) for client in run.clients
         ]
-        yield Table("metrics-clients", "Metrics in % of each client", ("client",), heads, tuple(each))
+        yield Table("metrics-clients", f"Metrics{unit} of each client", ("client",), heads, tuple(each))
+
+
+def _cell(metric: str, values: Sequence[float | None]) -> Spread:
+    return scores_of(Headline(metric), Spread.of(values))
 
 
 def _by_client(run: Run) -> dict[str, dict[str, float | None]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from mutua.reports.study import Run, Study, Value, common_value
-from mutua.reports.tables import Bytes, CellValue, PercentagePoints, Table
+from mutua.reports.tables import Bytes, CellValue, Table, difference_of, scores_of
 from mutua.studies.measures import ABOUT, counted_in_both, counts
 from mutua.studies.statistics import Difference, Spread, better_or_worse
 from mutua.studies.summaries import OVER_BOTH
@@ -38,12 +38,17 @@ def result_tables(study: Study) -> Iterator[Table]:
     for i, label in enumerate(study.labels):
         runs = study.of(label)
         sent = sum(run.ledger.bytes("up") for run in runs) / len(runs)
-        rows.append((label, len(runs), *(column[i] for column in known.values()), Bytes(sent)))
+        cells = (_cell(study, name, column[i]) for name, column in known.items())
+        rows.append((label, len(runs), *cells, Bytes(sent)))
     remarks = [f"{_MEASURES[name]}: {ABOUT[name]}" for name in known]
     remarks.append("sent: bytes that left all clients together")
-    title = "Accuracy in %" + (": mean ± standard deviation over seeds" if len(study.seeds) > 1 else "")
+    title = study.headline.heading + (": mean ± standard deviation over seeds" if len(study.seeds) > 1 else "")
     heads = ("seeds", *(_MEASURES[name] for name in known), "sent")
     yield Table("accuracies", title, ("method",), heads, tuple(rows), tuple(remarks))
+
+
+def _cell(study: Study, name: str, found: Spread) -> Spread:
+    return found if name == "better_off" else scores_of(study.headline, found)
 
 
 def _measured(study: Study, name: str, run: Run) -> float | None:
@@ -53,15 +58,18 @@ def _measured(study: Study, name: str, run: Run) -> float | None:
 def difference_tables(study: Study) -> Iterator[Table]:
     """Each label's numbers minus those of the first label of its facet, in the seeds that both have."""
     rows: list[tuple[CellValue, ...]] = []
+    of = study.headline
     for first, label in ((members[0], label) for members in study.facets.values() for label in members[1:]):
         for name in ("global", "predictor", "acc"):
-            found = Difference.of_pairs(*_over_both(name, study.of(label), study.of(first))).within(1)
+            found = Difference.of_pairs(*_over_both(name, study.of(label), study.of(first)))
+            found = found.within(1) if of.in_percent else found
             if found.low is not None and found.high is not None:
-                tells = better_or_worse(found.low, found.high)
-                points = (PercentagePoints(value) for value in (found.mean, found.low, found.high))
+                tells = better_or_worse(found.low, found.high, of.lower_is_better)
+                points = (difference_of(of, value) for value in (found.mean, found.low, found.high))
                 rows.append((label, first, name, tells, found.n, *points))
     if rows:
-        title = "Differences in the same seeds, in percentage points, with 95 % intervals"
+        unit = "percentage points" if of.in_percent else of.title
+        title = f"Differences in the same seeds, in {unit}, with 95 % intervals"
         heads = ("seeds", "difference", "from", "to")
         remarks = ["the interval is Student's t over seeds; better or worse: all of it is above or below 0"]
         if not all(counts(client) for run in study.runs for client in (run.summary or {}).get("clients", ())):
@@ -87,11 +95,12 @@ def newcomer_tables(study: Study) -> Iterator[Table]:
         for name in dict.fromkeys(name for run in runs for name in run.newcomers):
             joined = [run.newcomers[name] for run in runs if name in run.newcomers]
             numbers = (
-                Spread.of([one.accuracy.get(of) for one in joined]) for of in ("global", "predictor", "alone")
+                scores_of(study.headline, Spread.of([one.accuracy.get(of) for one in joined]))
+                for of in ("global", "predictor", "alone")
             )
             rows.append((label, name, common_value(one.how for one in joined) or "–", *numbers))
     if rows:
-        title = "Accuracy in % of newcomers on their own test data"
+        title = f"{study.headline.heading} of newcomers on their own test data"
         remark = "joined: by what they made of the global, as it is, fine-tuned or adapted by mutual learning"
         heads = ("method", "newcomer", "how"), ("global", "joined", "alone")
         yield Table("newcomers", title, *heads, tuple(rows), (remark,))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mutua.federation.plan import SELECTIONS
+from mutua.learning.headline import ACCURACY
 from mutua.reports import console
 from mutua.reports.study import Run, Study, common_value
 from mutua.reports.tables import MOST_CLIENTS, CellValue, Table
@@ -33,7 +34,8 @@ def what_was_run(study: Study) -> str:
         said.append(f"With {enumerated(shared)} every client serves with the global.")
     said.append(f"{_same(study, _plan_words)}.")
     if (selection := common_value(run.section("selection") for run in study.runs)) in SELECTIONS:
-        said.append(f"Accuracies are of test data {SELECTIONS[selection]}; nothing was selected on test data.")
+        numbers = "Accuracies are" if study.headline == ACCURACY else f"Numbers ({study.headline.title}) are"
+        said.append(f"{numbers} of test data {SELECTIONS[selection]}; nothing was selected on test data.")
     if several and len(study.seeds) > 1:
         said.append("A number ± another is the mean ± the standard deviation over seeds.")
     if faults := first.section("faults"):

@@ -1,0 +1,1 @@
+"""A real federation: what its organiser and its sites run."""

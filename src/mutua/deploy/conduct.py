@@ -1,0 +1,114 @@
+"""The server's side of a deployed run: the round loop, in the process that Flower starts for its ServerApp.
+
+It leaves an ordinary run folder. The sites' data, models and counts are not known here and not in it.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mutua.deploy.agreement import Agreement
+from mutua.deploy.organiser import Organiser
+from mutua.engines.flower_line import FlowerLine
+from mutua.engines.network import NetworkEngine
+from mutua.errors import LeftOut, MutuaError, RunError
+from mutua.rounds.events import Callback
+from mutua.runs.folder import RunFolder
+from mutua.runs.recording import Recorder
+from mutua.runs.result import Result
+from mutua.runs.resuming import ResumedRecorder
+from mutua.runs.run import carry_out
+from mutua.runs.saving import write_models
+from mutua.support.files import reason
+from mutua.support.growing_files import EventLog
+from mutua.support.text import several
+
+UNKNOWN = ("samples", "opted_out", "test_samples")
+"""What a run's summary says of a client and the server of a deployment does not know."""
+
+
+def serve(grid: Any, place: Path, folder: Path) -> None:
+    """Conduct a run over Flower; whatever ends it is in its log, `FOLDER.log`, in one line."""
+    log = EventLog(folder.with_name(f"{folder.name}.log"))
+
+    def note(text: str) -> None:
+        log.add("note", text=text)
+
+    organiser = Organiser.open(place)
+    line = FlowerLine(grid, organiser.keys(), note)
+    agreed = organiser.agreed
+    engine = NetworkEngine(line, organiser.run_id(folder), agreed.checksum, agreed.file.wait)
+    try:
+        conduct(agreed, engine, folder, note)
+    except MutuaError as error:
+        log.add("failed", reason=str(error))
+        raise
+    except Exception as error:
+        log.add("failed", reason=f"{type(error).__name__}: {reason(error)}")
+        raise
+    log.add("finished")
+
+
+def conduct(
+    agreed: Agreement,
+    engine: NetworkEngine,
+    folder: Path,
+    note: Callable[[str], None] = lambda text: None,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run the recipe with the sites that the engine reaches, or go on with the run that is in the folder."""
+    _await_sites(agreed, engine, note)
+    recipe = agreed.recipe
+    federation = agreed.roster(engine.facts)
+    if RunFolder.begun(folder):
+        recorder: Recorder = ResumedRecorder(folder)
+        note(f"going on after round {recorder.resumed.round if recorder.resumed else -1}")
+    else:
+        recorder = Recorder.create(recipe.name, recipe.seed, folder)
+    with recorder.keeping(), warnings.catch_warnings():
+        run_state = recorder.begin(recipe, federation)
+        warnings.simplefilter("ignore", LeftOut)  # it is in the tables and files
+        prepared = agreed.prepared(engine.facts)
+        result = carry_out(prepared, made=engine, callbacks=[recorder, *callbacks], run_state=run_state)
+        write_models(recorder.path, result.job, result.federation, result.global_state, [])
+        recorder.finish(result.job, [DEPLOYED], deployed_summary(result), result.seconds)
+    return result
+
+
+DEPLOYED = "a deployment: data, models and sample counts are the sites' own and not known here"
+
+
+def deployed_summary(result: Result) -> dict[str, Any]:
+    """A run's summary without what the server does not know."""
+    summary = result.summary()
+    unknown = dict.fromkeys(UNKNOWN)
+    clients = [{**client, **unknown, "model": "its own", "width": 1.0} for client in summary["clients"]]
+    return {**summary, "clients": clients, "deployed": True}
+
+
+def _await_sites(agreed: Agreement, engine: NetworkEngine, note: Callable[[str], None]) -> None:
+    """Wait until all sites are here and ready, or until enough are and nobody has come for a while."""
+    clients, until = list(agreed.file.clients), time.monotonic() + agreed.file.wait
+    told: dict[str, str] = {}
+    while True:
+        ask = [client for client in clients if client not in engine.facts]
+        wrong = engine.hello(ask)
+        for client in ask:
+            if told.get(client) != wrong.get(client, "ready"):
+                told[client] = wrong.get(client, "ready")
+                note(f"{client}: {told[client]}")
+        if not wrong:
+            return
+        if time.monotonic() > until:
+            break
+        time.sleep(1.0)
+    if len(engine.facts) < agreed.file.needed:
+        reasons = "; ".join(f"{client}: {why}" for client, why in wrong.items())
+        raise RunError(
+            f"{several(len(engine.facts), 'site')} of {len(clients)} ready after {agreed.file.wait:g} s, "
+            f"{agreed.file.needed} needed; {reasons}"
+        )

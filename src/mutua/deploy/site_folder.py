@@ -1,0 +1,197 @@
+"""A site's folder: the files that all sides have, its own settings, its key, and what it keeps.
+
+FOLDER/recipe.yaml, deployment.yaml, ca.pem, public.npz   what all sides have
+FOLDER/client.yaml      the site's own settings: its data, its model, what may leave
+FOLDER/client.key       its private key
+FOLDER/private/         its seed, and what Flower keeps
+FOLDER/state/           what its model has learned, run by run
+FOLDER/ledger.jsonl     what it has sent
+"""
+
+from __future__ import annotations
+
+import secrets
+import stat
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from mutua.data import sources
+from mutua.data.partitions import IID
+from mutua.data.samples import Samples
+from mutua.data.splits import Split, split_and_deal
+from mutua.deploy.agreement import Agreement
+from mutua.engines.client_worker import device
+from mutua.engines.site import Site
+from mutua.errors import InputError
+from mutua.federation.client import Client
+from mutua.federation.model_checks import check_models
+from mutua.federation.site_policy import SitePolicy
+from mutua.models import Architecture
+from mutua.seeds import numpy_stream
+from mutua.support.configuration import PathLike, Spec, checked, local_path, read_yaml
+
+SETTINGS, KEY = "client.yaml", "client.key"
+
+
+class SiteData(Spec):
+    """Where a site's samples are: one place that is split, or a file for each of train, val and test."""
+
+    path: Path
+    val: Path | None = None
+    test: Path | None = None
+    classes: tuple[str, ...] | None = None
+    split: Split = Field(default_factory=Split)
+
+
+def _placed(given: object) -> object:
+    return {"path": given} if isinstance(given, str) else given
+
+
+class SiteSettings(Spec):
+    """What client.yaml says."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    client: str
+    data: Annotated[SiteData, BeforeValidator(_placed)]
+    model: Any
+    policy: SitePolicy = Field(default_factory=SitePolicy)
+    opt_out: Annotated[float, Field(ge=0, le=1)] | str = 0.0
+    """Which training samples the federation may not learn from: a share, or an array that is true for each."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """A site's folder."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: PathLike) -> SiteFolder:
+        """The folder that the organiser has handed out."""
+        found = cls(local_path(path, "FOLDER").absolute())
+        if not (found.path / SETTINGS).is_file() or not (found.path / KEY).is_file():
+            missing = f"{found.path} has no {SETTINGS} or no {KEY}"
+            raise InputError(f"FOLDER: {missing}; give the folder that the organiser handed out")
+        key = found.path / KEY
+        if stat.S_IMODE(key.stat().st_mode) & 0o077:
+            raise InputError(f"FOLDER: others may read {key}; make it yours alone: chmod 600 {key}")
+        return found
+
+    @cached_property
+    def agreed(self) -> Agreement:
+        """What all sides have agreed on; the organiser wrote it."""
+        return Agreement.read(self.path, trusted=False)
+
+    @cached_property
+    def settings(self) -> SiteSettings:
+        """The site's own settings."""
+        path = self.path / SETTINGS
+        found = checked(SiteSettings, read_yaml(path, "FOLDER"), path)
+        if found.client not in self.agreed.file.clients:
+            there = ", ".join(self.agreed.file.clients)
+            raise InputError(f"{path}: client: '{found.client}' is not of this deployment; there are {there}")
+        return found
+
+    @cached_property
+    def client(self) -> Client:
+        """The site as a client: its data and model, loaded and checked against what is agreed on."""
+        settings, agreed = self.settings, self.agreed
+        train, val, test = self._samples()
+        opt_in = None
+        if train.opted_out is not None:
+            opt_in = ~train.opted_out
+        elif isinstance(settings.opt_out, float) and settings.opt_out:
+            order = numpy_stream(self.seed, "opt_out").permutation(len(train))
+            opt_in = torch.ones(len(train), dtype=torch.bool)
+            opt_in[torch.from_numpy(order[: round(settings.opt_out * len(train))])] = False
+        model = Architecture.of(settings.model)
+        made = Client(settings.client, train, val, test, model, opt_in=opt_in, seed=self.seed)
+        roster = agreed.roster()
+        if not roster.partial or set(train.classes) == set(agreed.file.classes):
+            try:
+                made = made.relabelled(agreed.file.classes)
+            except InputError as error:
+                raise InputError(
+                    f"{self.path / SETTINGS}: data: {error}; the deployment's classes are fixed"
+                ) from None
+        among = replace(roster, clients=tuple(made if c.id == made.id else c for c in roster.clients))
+        check_models(replace(roster, clients=(made,)), agreed.recipe.method.needs_global)
+        agreed.recipe.method.arrange(among)
+        return made
+
+    def site(self) -> Site:
+        """The site, ready for requests."""
+        place = device(self.settings.device or self.agreed.recipe.device)
+        return Site(self.agreed.job, self.client, self.settings.policy, self.agreed.checksum, self.path, place)
+
+    @cached_property
+    def seed(self) -> int:
+        """The root of all its random numbers: drawn once, known to this site alone, or as the settings say."""
+        if self.settings.seed is not None:
+            return self.settings.seed
+        path = self.private / "seed"
+        if not path.is_file():
+            from mutua.deploy.organiser import write_secret
+
+            write_secret(path, str(secrets.randbits(63)).encode())
+        return int(path.read_text())
+
+    @property
+    def private(self) -> Path:
+        """What nobody else may read."""
+        place = self.path / "private"
+        place.mkdir(mode=0o700, exist_ok=True)
+        return place
+
+    def _samples(self) -> tuple[Samples, Samples, Samples]:
+        data = self.settings.data
+        if (data.val is None) != (data.test is None):
+            raise InputError(f"{self.path / SETTINGS}: data: give val and test, or neither")
+        mask = self.settings.opt_out if isinstance(self.settings.opt_out, str) else None
+        train, given = self._load(data.path, data.classes, mask)
+        if data.val is not None and data.test is not None:
+            return train, self._load(data.val, train.classes)[0], self._load(data.test, train.classes)[0]
+        try:
+            dealt = split_and_deal(train, given, IID(clients=1), data.split, seed=self.seed).clients[0]
+        except InputError as error:
+            raise InputError(f"{self.path / SETTINGS}: data: {error}") from None
+        return dealt.train, dealt.val, dealt.test
+
+    def _load(
+        self, path: Path, classes: tuple[str, ...] | None, mask: str | None = None
+    ) -> tuple[Samples, Samples | None]:
+        wanted = self.agreed.file.input
+        at = path if path.is_absolute() else self.path / path
+        where = f"{self.path / SETTINGS}: data: {at}"
+        sides = wanted.shape[1:]
+        size = sides[0] if at.is_dir() and len(sides) == 2 and sides[0] == sides[1] else None
+        try:
+            found = sources.load(
+                "folder" if at.is_dir() else "arrays",
+                path=at,
+                classes=classes,
+                image_size=size,
+                fits=wanted.shape,
+                mask=mask,
+            )
+        except InputError as error:
+            raise InputError(f"{where}: {str(error).removeprefix('data: ')}") from None
+        return self._fitting(found.train, where), found.test and self._fitting(found.test, where)
+
+    def _fitting(self, samples: Samples, where: str) -> Samples:
+        wanted = self.agreed.file.input
+        kind = str(samples.x.dtype).removeprefix("torch.")
+        if tuple(samples.x.shape[1:]) != wanted.shape or kind != wanted.dtype:
+            raise InputError(
+                f"{where}: inputs are {kind} {tuple(samples.x.shape[1:])}, but in this deployment "
+                f"{wanted.dtype} {wanted.shape}"
+            )
+        return replace(samples, preprocess=wanted.preprocess)

@@ -1,0 +1,149 @@
+"""The organiser's folder and the sites': what is in them, who may read it, and mistakes in one line."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import Done
+from mutua import InputError, Recipe
+from mutua.deploy.agreement import Agreement
+from mutua.deploy.organiser import Organiser
+from mutua.deploy.site_folder import SiteFolder
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def made(command: Command, tmp_path: Path) -> Path:
+    clients = ",".join(sorted(client.id for client in Recipe.load(tmp_path / "tiny.yaml").federation().clients))
+    done = command("deploy", "init", "d", "--recipe", "tiny.yaml", "--clients", clients, "--simulate")
+    assert done.code == 0, done.err
+    return tmp_path / "d"
+
+
+def site(made: Path, name: str = "c0") -> Path:
+    return made / "hand-out" / name
+
+
+def test_private_keys_are_for_their_owner_alone(made: Path) -> None:
+    secret = [*made.glob("private/*.key"), *made.glob("hand-out/*/client.key")]
+    assert len(secret) == 4
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
+    assert stat.S_IMODE((made / "private").stat().st_mode) == 0o700
+    keys = {path.read_bytes() for path in made.glob("hand-out/*/client.key")}
+    others = [path for path in made.rglob("*") if path.is_file() and path.name != "client.key"]
+    assert len(keys) == 2
+    assert not any(key in path.read_bytes() for key in keys for path in others)
+
+
+def test_all_sides_have_the_same_agreement(made: Path) -> None:
+    own = Agreement.read(made, trusted=True)
+    for name in ("c0", "c1"):
+        theirs = Agreement.read(site(made, name), trusted=False)
+        assert theirs.checksum == own.checksum
+        assert theirs.job == own.job
+
+
+@pytest.mark.parametrize("change", [{"rounds": 7}, {"seed": 3}, {"batch_size": 3}])
+def test_another_recipe_is_another_agreement(made: Path, change: dict[str, Any]) -> None:
+    own = Agreement.read(made, trusted=True)
+    assert replace(own, recipe=own.recipe.with_(**change)).checksum != own.checksum
+    assert replace(own, file=own.file.model_copy(update={"wait": 1.0})).checksum == own.checksum
+
+
+def test_a_site_of_a_simulation_has_the_clients_own_part(made: Path, tmp_path: Path) -> None:
+    there = Recipe.load(tmp_path / "tiny.yaml").federation()["c0"]
+    client = SiteFolder.open(site(made)).client
+    for split in ("train", "val", "test"):
+        mine, theirs = getattr(client, split), getattr(there, split)
+        assert mine.x.numpy().tobytes() == theirs.x.numpy().tobytes()
+        assert mine.y.tolist() == theirs.y.tolist()
+        assert (mine.classes, mine.preprocess) == (theirs.classes, theirs.preprocess)
+
+
+def test_a_site_draws_a_seed_that_nobody_else_knows(made: Path) -> None:
+    for name in ("c0", "c1"):
+        path = site(made, name) / "client.yaml"
+        path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("seed")))
+    seeds = {name: SiteFolder.open(site(made, name)).seed for name in ("c0", "c1")}
+    assert len(set(seeds.values())) == 2
+    assert {name: SiteFolder.open(site(made, name)).seed for name in seeds} == seeds
+    assert stat.S_IMODE((site(made) / "private" / "seed").stat().st_mode) == 0o600
+
+
+def change(folder: Path, **told: Any) -> None:
+    path = folder / "client.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **told}))
+
+
+MISTAKES = {
+    "client: 'x' is not of this deployment; there are c0, c1": {"client": "x"},
+    "model": {"model": "lenet6"},
+    "nothing.npz": {"data": "nothing.npz"},
+    "data: give val and test, or neither": {"data": {"path": "train.npz", "val": "val.npz"}},
+    "policy.may_leave": {"policy": {"may_leave": ["everything"]}},
+    "unknown key": {"polcy": {}},
+    "policy.partners: at least": {"policy": {"partners": -1}},
+}
+
+
+@pytest.mark.parametrize("said", [said for said in MISTAKES if said != "policy.partners: at least"])
+def test_a_mistake_in_a_sites_settings_is_one_line(made: Path, command: Command, said: str) -> None:
+    change(site(made), **MISTAKES[said])
+    done = command("deploy", "check", site(made))
+    assert done.code != 0
+    assert said in done.out + done.err
+    assert "Traceback" not in done.out + done.err
+
+
+def test_a_key_that_others_may_read_is_refused(made: Path, command: Command) -> None:
+    (site(made) / "client.key").chmod(0o644)
+    assert "chmod 600" in command("deploy", "check", site(made)).err
+
+
+def test_an_unknown_folder_is_one_line(command: Command) -> None:
+    for words in (("server", "x"), ("run", "x"), ("status", "x"), ("check", "x"), ("client", "x")):
+        done = command("deploy", *words)
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+
+
+def test_what_cannot_be_deployed_is_refused_before_anything_is_made(command: Command, tmp_path: Path) -> None:
+    given = ("deploy", "init", "d", "--recipe", "tiny.yaml", "--clients")
+    assert "brings all data to one place" in command(*given, "a,b", "--set", "method=centralised").err
+    assert "they are the recipe's" in command(*given, "a,b", "--simulate").err
+    assert "--input" in command(*given, "a,b", "--input", "big", "--classes", "a,b").err
+    assert "--input, --classes: missing" not in command(*given, "a,A").err
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_code_that_the_organiser_names_is_not_imported(made: Path) -> None:
+    path = site(made) / "recipe.yaml"
+    told = yaml.safe_load(path.read_text())
+    told["method"] = {"name": "os_stranger:Method"}
+    path.write_text(yaml.safe_dump(told))
+    with pytest.raises(InputError, match="code from outside mutua"):
+        _ = SiteFolder.open(site(made)).agreed
+
+
+def test_a_client_can_be_revoked_and_added_again(made: Path, command: Command) -> None:
+    before = Organiser.open(made).keys()
+    assert "has a key already" in command("deploy", "add", made, "c0").err
+    assert command("deploy", "revoke", made, "c0").code == 0
+    assert set(Organiser.open(made).keys()) == {"c1"}
+    assert "is there already; remove it" in command("deploy", "add", made, "c0").err
+    site(made).rename(made.parent / "old")
+    assert command("deploy", "add", made, "c0").code == 0
+    after = Organiser.open(made).keys()
+    assert after.keys() == before.keys()
+    assert after["c0"] != before["c0"]
+    assert after["c1"] == before["c1"]
+    assert "has no key here" in command("deploy", "revoke", made, "x").err
