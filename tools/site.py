@@ -7,11 +7,14 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
-LOADED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]*)"')
+LOADED = re.compile(
+    r"""<(?:script|link|img|iframe|source|object)\b[^>]*\b(?:src|srcset|href|data)=["']?((?:https?:)?//[^"'\s>]*)"""
+    r"""|(?:@import\s+|url\()["']?((?:https?:)?//[^"')\s]*)"""
+    r"""|class="(mermaid)\""""  # a drawing for which the theme loads a script
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -26,7 +29,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_post_page(output: str, page: Page, **_: Any) -> None:
-    """Warn, which `--strict` makes a failure, where a page would load something from the web."""
-    for address in LOADED.findall(output):
-        logging.getLogger("mkdocs.hooks").warning("%s loads %s", page.file.src_uri, address)
+def loaded_from_the_web(text: str) -> list[str]:
+    """What a browser that shows this HTML or CSS would fetch from elsewhere; links to follow do not count."""
+    return ["".join(found) for found in LOADED.findall(text)]
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Warn, which `--strict` makes a failure, where a file of the site would load something from the web."""
+    site = Path(config.site_dir)
+    for path in sorted(path for path in site.rglob("*") if path.suffix in (".html", ".css", ".svg")):
+        for address in loaded_from_the_web(path.read_text(encoding="utf-8")):
+            logging.getLogger("mkdocs.hooks").warning("%s loads %s", path.relative_to(site), address)
