@@ -8,7 +8,14 @@ import torch
 from scipy import stats
 
 from mutua.data.samples import Samples
-from mutua.learning.intervals import by_bootstrap, of_auroc, of_mean_error, of_share
+from mutua.learning.intervals import (
+    by_bootstrap,
+    by_paired_bootstrap,
+    of_auroc,
+    of_mean_error,
+    of_paired_shares,
+    of_share,
+)
 from mutua.learning.task import Task
 from mutua.learning.tasks import Regression
 from mutua.support.quantiles import beta_below, beta_quantile, t_quantile
@@ -117,3 +124,30 @@ def test_tasks_measure_the_interval_of_what_they_show() -> None:
     said, true = torch.tensor([[1.0], [3.0], [2.0]]), torch.tensor([[2.0], [3.0], [0.0]])
     values = Regression().of(Samples.of(np.zeros((3, 1)), true.numpy(), kind="regression"))
     assert tuple(values.intervals(said, true).values()) == of_mean_error((said - true).numpy(), 2)
+
+
+def test_paired_shares_hold_the_truth_nearly_as_often_as_they_say() -> None:
+    """Exactly, over all that can happen with 16 samples."""
+    n, held = 16, []
+    for ups, downs in ((0.1, 0.1), (0.3, 0.1), (0.05, 0.2), (0.4, 0.4)):
+        chances = stats.multinomial(n, [ups, downs, 1 - ups - downs])
+        found = 0.0
+        for first in range(n + 1):
+            for second in range(n + 1 - first):
+                low, high = of_paired_shares(first, second, n) or (0, 0)
+                if low <= ups - downs <= high:
+                    found += chances.pmf([first, second, n - first - second])
+        held.append(found)
+    assert min(held) > 0.94
+    assert of_paired_shares(0, 0, 0) is None
+
+
+def test_a_paired_bootstrap_of_a_mean_is_the_paired_t_interval() -> None:
+    rng = np.random.default_rng(1)
+    a, b = (torch.from_numpy(rng.normal(size=40)) for _ in "ab")
+    low, high = by_paired_bootstrap(lambda said, y: float(said.mean()), a, b, torch.zeros(40)) or (0, 0)
+    wanted = stats.ttest_rel(a.numpy(), b.numpy()).confidence_interval(0.95)
+    width = wanted.high - wanted.low
+    assert (low + high) / 2 == pytest.approx((wanted.low + wanted.high) / 2)
+    assert high - low == pytest.approx(width, rel=0.08)
+    assert by_paired_bootstrap(lambda said, y: None, a, b, torch.zeros(40)) is None

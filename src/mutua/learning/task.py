@@ -12,7 +12,7 @@ from torch import Tensor
 from mutua.errors import InputError
 from mutua.learning import losses, metrics
 from mutua.learning.headline import ACCURACY, Headline
-from mutua.learning.intervals import Interval, by_bootstrap, of_auroc, of_mean_error
+from mutua.learning.intervals import Interval, by_bootstrap, of_auroc, of_mean_error, of_share
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,14 @@ class Task:
         found: dict[str, float | None] = {}
         for metric in dict.fromkeys(shown):
             if (metric, type(self)) != ("accuracy", Task):
-                ends = self._interval(metric, predictions, y) or (None, None)
+                ends = self.interval(metric, predictions, y) or (None, None)
                 found |= {f"{metric}_{end}": value for end, value in zip(("low", "high"), ends, strict=True)}
         return found
 
-    def _interval(self, metric: str, predictions: Tensor, y: Tensor) -> Interval | None:
+    def interval(self, metric: str, predictions: Tensor, y: Tensor) -> Interval | None:
+        """The 95 % interval of one metric; None where the samples are too few for one."""
+        if (metric, type(self)) == ("accuracy", Task):
+            return of_share(self.metrics(predictions, y)[metric], len(y))
         if metric == "auroc" and (k := self._positive) is not None:
             return of_auroc(predictions[:, k].double().numpy(), (y == k).numpy())
         return by_bootstrap(lambda said, true: self.metrics(said, true)[metric], predictions, y)
@@ -177,11 +180,12 @@ class ValueTask(Task):
         """Values in their own unit."""
         return outputs * outputs.new_tensor(self.std) + outputs.new_tensor(self.mean)
 
-    def _interval(self, metric: str, predictions: Tensor, y: Tensor) -> Interval | None:
+    def interval(self, metric: str, predictions: Tensor, y: Tensor) -> Interval | None:
+        """The 95 % interval of one metric; None where the samples are too few for one."""
         if metric in ("rmse", "mae") and len(self.classes) == 1:
             errors = (predictions.double() - y).numpy()[:, 0]
             return of_mean_error(errors, 2 if metric == "rmse" else 1)
-        return super()._interval(metric, predictions, y)
+        return super().interval(metric, predictions, y)
 
     def metrics(self, predictions: Tensor, y: Tensor) -> dict[str, float | None]:
         """Errors in the values' own unit; the loss as it is trained."""

@@ -1,0 +1,178 @@
+"""Is a client better off for having joined? Its models side by side on the same test samples of its own.
+
+Every number has a 95 % interval, and every difference from the model trained alone a paired one. Which model to
+serve is chosen on validation samples, so that the test samples judge it fairly; only if these show that it is worse
+than alone, alone is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from mutua.errors import InputError
+from mutua.learning.headline import Headline
+from mutua.learning.intervals import by_paired_bootstrap, of_paired_shares
+from mutua.learning.task import Task
+
+Finding = Literal["better", "worse", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class ModelScore:
+    """How good one model is on the test samples: the task's headline metric and its 95 % interval."""
+
+    model: str
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By how much a model is better than the one trained alone; below 0 it is worse, also where less is better."""
+
+    model: str
+    value: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def finding(self) -> Finding:
+        """Better or worse where the whole interval is on one side of 0."""
+        if self.low is None or self.high is None:
+            return "cannot tell"
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "cannot tell"
+
+
+@dataclass(frozen=True)
+class Benefit:
+    """What joining has given one client."""
+
+    headline: Headline
+    samples: int
+    """How many test samples."""
+    scores: tuple[ModelScore, ...]
+    gains: tuple[Gain, ...]
+    """Of every model except `alone`."""
+    joined: str
+    """The model that stands for having joined."""
+    alone: str
+    serve: str
+    """The model to serve."""
+    noun: str = "samples"
+    """What samples are called: "patients"."""
+
+    @staticmethod
+    def of(
+        task: Task,
+        predictions: Mapping[str, Tensor],
+        y: Tensor,
+        *,
+        joined: str,
+        serve: str | None = None,
+        alone: str = "alone",
+        noun: str = "samples",
+    ) -> Benefit:
+        """Compare models by what they say of the same test samples (`task.predictions`).
+
+        `joined` is what the client has for having joined. `serve` is what was chosen without the test samples, by
+        default `joined`; `best_of` chooses on validation samples.
+        """
+        for name in (joined, alone, serve or joined):
+            if name not in predictions:
+                raise InputError(f"benefit: no predictions of '{name}'; there are {', '.join(predictions)}")
+        metric = task.headline.metric
+        scores, gains = [], []
+        for name, said in predictions.items():
+            low, high = task.interval(metric, said, y) or (None, None)
+            scores.append(ModelScore(name, task.metrics(said, y)[metric], low, high))
+            if name != alone:
+                gains.append(_gain(task, name, said, predictions[alone], y))
+        finding = next(gain.finding for gain in gains if gain.model == joined)
+        served = alone if finding == "worse" else serve or joined
+        return Benefit(task.headline, len(y), tuple(scores), tuple(gains), joined, alone, served, noun)
+
+    @property
+    def gain(self) -> Gain:
+        """Of `joined` over `alone`."""
+        return next(gain for gain in self.gains if gain.model == self.joined)
+
+    @property
+    def finding(self) -> Finding:
+        """Whether the client is better off for having joined."""
+        return self.gain.finding
+
+    @property
+    def sentence(self) -> str:
+        """The answer for somebody who decides, and is no statistician."""
+        with_what = f"{self.samples:,} test {self.noun}"
+        gain = self.gain
+        if gain.value is None or gain.low is None or gain.high is None:
+            return f"Whether joining helped cannot be said with {with_what}."
+        difference = f"{_amount(self.headline, gain.value, self.noun)}, 95 % interval {self._ends(gain)}"
+        match gain.finding:
+            case "better":
+                return f"Joining helped: {difference}, with {with_what}."
+            case "worse":
+                return f"Joining did harm: {difference}, with {with_what}."
+        return f"No difference from training alone can be shown with {with_what}: {difference}."
+
+    def summary(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        scale = [("models", self.scores), ("gains", self.gains)]
+        told = {
+            name: {one.model: {"value": one.value, "low": one.low, "high": one.high} for one in found}
+            for name, found in scale
+        }
+        found = {"metric": self.headline.metric, "test_samples": self.samples, **told}
+        chosen = {"joined": self.joined, "alone": self.alone, "serve": self.serve}
+        return {**found, **chosen, "finding": self.finding, "sentence": self.sentence}
+
+    def _ends(self, gain: Gain) -> str:
+        """The interval, counted in the direction in which the sentence speaks."""
+        assert gain.value is not None
+        assert gain.low is not None
+        assert gain.high is not None
+        ends = (gain.low, gain.high) if gain.value >= 0 else (-gain.high, -gain.low)
+        return " to ".join(_number(self.headline, end) for end in ends)
+
+
+def best_of(task: Task, predictions: Mapping[str, Tensor], y: Tensor) -> str:
+    """The name of the model that is best on these samples; of equals, and without samples, the first."""
+    found = {name: task.metrics(said, y)[task.headline.metric] for name, said in predictions.items()}
+    known = [(name, value) for name, value in found.items() if value is not None]
+    return task.headline.best(known) if known else next(iter(predictions))
+
+
+def _gain(task: Task, name: str, said: Tensor, alone: Tensor, y: Tensor) -> Gain:
+    headline = task.headline
+    own, other = (task.metrics(one, y)[headline.metric] for one in (said, alone))
+    if own is None or other is None:
+        return Gain(name, None, None, None)
+    if headline.metric == "accuracy" and type(task) is Task:
+        right, also = (one.argmax(1) == y for one in (said, alone))
+        ends = of_paired_shares(int((right & ~also).sum()), int((also & ~right).sum()), len(y))
+    else:
+        ends = by_paired_bootstrap(lambda one, true: task.metrics(one, true)[headline.metric], said, alone, y)
+        if ends is not None and headline.lower_is_better:
+            ends = -ends[1], -ends[0]
+        if ends is not None and headline.in_percent:
+            ends = max(-1.0, ends[0]), min(1.0, ends[1])
+    return Gain(name, headline.gain(own, other), *(ends or (None, None)))
+
+
+def _number(headline: Headline, value: float) -> str:
+    return f"{100 * value:.1f}" if headline.in_percent else f"{value:.4g}"
+
+
+def _amount(headline: Headline, gain: float, noun: str) -> str:
+    """`3.1 more of 100 patients are classified correctly`, or `AUROC is 2.0 points higher`."""
+    number, more = _number(headline, abs(gain)), (gain >= 0) is not headline.lower_is_better
+    if headline.metric == "accuracy":
+        return f"{number} {'more' if more else 'fewer'} of 100 {noun} are classified correctly"
+    unit = " points" if headline.in_percent else ""
+    return f"{headline.name_first} is {number}{unit} {'higher' if more else 'lower'}"
