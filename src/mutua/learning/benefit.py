@@ -1,7 +1,7 @@
 """Is a client better off for having joined? Its models side by side on the same test samples of its own.
 
 Every number has a 95 % interval, and every difference from the model trained alone a paired one. Which model to
-serve is chosen on validation samples, so that the test samples judge it fairly; only if these show that it is worse
+serve is chosen on validation samples, so that the test samples judge it fairly; only if they show that it is worse
 than alone, alone is served.
 """
 
@@ -123,12 +123,9 @@ class Benefit:
 
     def summary(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        scale = [("models", self.scores), ("gains", self.gains)]
-        told = {
-            name: {one.model: {"value": one.value, "low": one.low, "high": one.high} for one in found}
-            for name, found in scale
-        }
-        found = {"metric": self.headline.metric, "test_samples": self.samples, **told}
+        models = {one.model: {"value": one.value, "low": one.low, "high": one.high} for one in self.scores}
+        gains = {one.model: {"value": one.value, "low": one.low, "high": one.high} for one in self.gains}
+        found = {"metric": self.headline.metric, "test_samples": self.samples, "models": models, "gains": gains}
         chosen = {"joined": self.joined, "alone": self.alone, "serve": self.serve}
         return {**found, **chosen, "finding": self.finding, "sentence": self.sentence}
 

@@ -54,7 +54,7 @@ def of_auroc(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
 
 
 def of_paired_shares(first: int, second: int, n: int) -> Interval | None:
-    """Of the difference of two accuracies on the same n samples: how often only the first, or the second, is right.
+    """Of the difference of two accuracies on the same n samples: how often only the first, or second, is right.
 
     Wald's interval after one sample was added to each of the two counts (Bonett and Price 2012), cut to ±1: it is
     good for few samples, and has a width where the models never differ.
