@@ -529,3 +529,37 @@ def deployed(tmp_path: Path) -> Iterator[Any]:
     made = RealDeployment(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def deploy(command: Callable[..., Done], tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
+    """Run a recipe here into `local`, and make a deployment of it with three sites, reached by hand."""
+    from by_hand import RECIPES, ByHand, write_own_labels
+
+    from mutua.deploy.organiser import Organiser
+    from mutua.deploy.site_folder import SiteFolder
+
+    def make(name: str = "fml", **more: Any) -> tuple[Organiser, ByHand]:
+        recipe = {
+            "data": {"name": "mnist5k", "samples_per_client": 30},
+            "partition": {"kind": "iid", "clients": 3},
+            "models": {"clients": "linear"},
+            "rounds": 2,
+            "batch_size": 10,
+            "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+            **RECIPES[name],
+            **more,
+        }
+        if "clients" in recipe:
+            del recipe["data"], recipe["partition"]
+            write_own_labels(tmp_path)
+        (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+        assert (done := command("run", "r.yaml", "--out", "local", "--workers", "1", "--json")).code == 0, done.err
+        clients = "c0,c1,c2"
+        given = ("--recipe", "r.yaml", "--clients", clients, "--simulate", "--wait", "0")
+        assert (done := command("deploy", "init", "d", *given)).code == 0, done.err
+        organiser = Organiser.open(tmp_path / "d")
+        folders = {client: organiser.path / "hand-out" / client for client in clients.split(",")}
+        return organiser, ByHand({client: SiteFolder.open(place).site() for client, place in folders.items()})
+
+    return make

@@ -3,114 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from safetensors.torch import load_file
+from by_hand import CLIENTS, RECIPES, ByHand, assert_same_bytes, go
 
 from conftest import Done
 from mutua import RunError
-from mutua.deploy.conduct import conduct, deployed_summary
+from mutua.deploy.conduct import deployed_summary
 from mutua.deploy.organiser import Organiser
 from mutua.deploy.site_folder import SiteFolder
-from mutua.engines.network import NetworkEngine
-from mutua.engines.site import Site
-from mutua.engines.site_requests import SiteAnswer, SiteRequest
+from mutua.engines.site_requests import SiteRequest
 from mutua.rounds.events import RoundStarted
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 Command = Callable[..., Done]
-
-RECIPES: dict[str, dict[str, Any]] = {
-    "fml": {"method": "fml", "models": {"global": "linear", "clients": ["linear", "mlp", "lenet5"]}},
-    "fedavg": {"method": "fedavg", "models": {"global": "linear"}},
-    "fmlu": {"method": "fmlu", "models": {"global": "linear"}},
-    "partial": {"method": "fml", "models": {"global": {"name": "mlp", "share": "body"}, "clients": "linear"}},
-    "mixture": {"method": "mixture", "models": {"global": "linear"}, "opt_out": {"fraction": 0.4}},
-    "fedmd": {"method": {"name": "fedmd", "public_epochs": 1, "private_epochs": 1}, "public": {"share": 0.2}},
-    "fedh2l": {"method": "fedh2l", "public": {"share": 0.2}},
-}
-CLIENTS = ("c0", "c1", "c2")
-
-
-@dataclass
-class ByHand:
-    """A line to sites in this process."""
-
-    sites: Mapping[str, Site]
-    before: Callable[[str, SiteRequest], None] = lambda client, request: None
-    away: set[str] = field(default_factory=set)
-
-    def here(self) -> set[str]:
-        return set(self.sites) - self.away
-
-    def ask(self, requests: Mapping[str, SiteRequest], wait: float) -> dict[str, SiteAnswer]:
-        found = {}
-        for client, request in requests.items():
-            if client not in self.away:
-                self.before(client, request)
-                answer = self.sites[client].answer(SiteRequest.of(request.header, request.body))
-                found[client] = SiteAnswer.of(answer.header, answer.body)
-        return found
-
-
-@pytest.fixture
-def deploy(command: Command, tmp_path: Path) -> Callable[..., tuple[Organiser, ByHand]]:
-    """Run a recipe here into `local`, and make a deployment of it with three sites."""
-
-    def make(name: str = "fml", **more: Any) -> tuple[Organiser, ByHand]:
-        recipe = {
-            "data": {"name": "mnist5k", "samples_per_client": 30},
-            "partition": {"kind": "iid", "clients": 3},
-            "models": {"clients": "linear"},
-            "rounds": 2,
-            "batch_size": 10,
-            "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
-            **RECIPES[name],
-            **more,
-        }
-        (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-        assert (done := command("run", "r.yaml", "--out", "local", "--workers", "1", "--json")).code == 0, done.err
-        given = ("--recipe", "r.yaml", "--clients", ",".join(CLIENTS), "--simulate", "--wait", "0")
-        assert (done := command("deploy", "init", "d", *given)).code == 0, done.err
-        organiser = Organiser.open(tmp_path / "d")
-        return organiser, ByHand({c: SiteFolder.open(organiser.path / "hand-out" / c).site() for c in CLIENTS})
-
-    return make
-
-
-def go(organiser: Organiser, line: ByHand, folder: Path, **more: Any) -> Any:
-    agreed = organiser.agreed
-    engine = NetworkEngine(line, organiser.run_id(folder), agreed.checksum, 0)
-    return conduct(agreed, engine, folder, **more)
-
-
-def raw(arrays: Mapping[str, Any]) -> dict[str, bytes]:
-    return {name: array.numpy().tobytes() for name, array in arrays.items()}
-
-
-def assert_same_bytes(organiser: Organiser, line: ByHand, folder: Path, local: Path) -> None:
-    assert (folder / "ledger.csv").read_bytes() == (local / "ledger.csv").read_bytes()
-    if (local / "global").exists():
-        mine, theirs = (load_file(run / "global" / "weights.safetensors") for run in (folder, local))
-        assert {n: a.numpy().tobytes() for n, a in mine.items()} == {
-            n: a.numpy().tobytes() for n, a in theirs.items()
-        }
-    for client, site in line.sites.items():
-        state = site.store(organiser.run_id(folder)).state
-        kept = {group: arrays for group, arrays in state.items() if group.isidentifier() and arrays}
-        for group, arrays in kept.items():
-            own = load_file(local / "clients" / client / f"{group}.safetensors")
-            assert {n: a.numpy().tobytes() for n, a in arrays.items()} == {
-                n: a.numpy().tobytes() for n, a in own.items()
-            }
-        there = {path.stem for path in (local / "clients" / client).glob("*.safetensors")} - {"predictor"}
-        assert set(kept) == there
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -135,8 +45,8 @@ def test_a_server_that_stops_goes_on_from_its_checkpoint(
             raise RunError("the machine has stopped")
 
     line.before = stop
-    with pytest.raises(RunError, match="the machine has stopped"):
-        go(organiser, line, folder)
+    with pytest.raises(RunError, match=r"the machine has stopped; to go on: mutua deploy run d$"):
+        go(organiser, line, folder, goes_on_by="mutua deploy run d")
     line.before = lambda client, request: None
     notes: list[str] = []
     go(organiser, line, folder, note=notes.append)

@@ -135,3 +135,12 @@ def test_a_summary_is_json() -> None:
     assert told["models"]["alone"]["value"] == 11 / 16
     assert told["gains"]["personal"]["value"] == 1 / 16
     assert (told["metric"], told["serve"], told["test_samples"]) == ("accuracy", "personal", 16)
+
+
+def test_rows_for_a_table_have_intervals_and_signs() -> None:
+    models = {"alone": saying(300, 400), "global": saying(290, 400), "personal": saying(350, 400)}
+    rows = Benefit.of(TASK, models, zeros(400), joined="personal").rows()
+    assert [row[0] for row in rows] == ["alone", "global", "personal"]
+    assert rows[0][1:] == ("75.0 (70.5 to 79.2)", "")
+    assert rows[1][2].startswith("-2.5 (-")
+    assert rows[2][2].startswith("+12.5 (+")

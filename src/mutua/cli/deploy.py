@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mutua.cli.options import DataDir, Sets, TrustCode, load_recipe, trust_names
+from mutua.cli.options import AsJson, DataDir, Sets, TrustCode, load_recipe, print_json, trust_names
 from mutua.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -174,6 +174,41 @@ def client_command(folder: SiteDir, trust_code: TrustCode = None) -> None:
 
     trust_names(trust_code)
     supervise(SiteFolder.open(folder), _say, ",".join(trust_code or []))
+
+
+@app.command("benefit")
+def benefit_command(
+    folder: SiteDir,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="Which run, by its id in state/. Default: the newest.", metavar="ID"),
+    ] = None,
+    noun: Annotated[
+        str, typer.Option(help="What your samples are, for the sentence: patients.", metavar="WORD")
+    ] = "samples",
+    trust_code: TrustCode = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether joining has helped this site: its models on its own test data, and which to serve.
+
+    The site's own model is trained alone, here, on its own data. Nothing of all this leaves.
+    """
+    from mutua.deploy.site_benefit import benefit_of, words_of
+    from mutua.deploy.site_folder import SiteFolder
+
+    trust_names(trust_code)
+    made = benefit_of(SiteFolder.open(folder), _progress, run, noun)
+    if as_json:
+        print_json(made.summary())
+        return
+    for line in words_of(made, folder):
+        _say(line)
+
+
+def _progress(text: str) -> None:
+    from mutua.support.text import printable
+
+    typer.echo(printable(text), err=True)
 
 
 def _shape(given: str, floats: bool) -> InputShape:

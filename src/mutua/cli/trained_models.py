@@ -90,18 +90,30 @@ def predict_command(
 
 def export_command(
     run_dir: RunDir,
-    client: ClientId,
+    client: Annotated[
+        str | None,
+        typer.Option(help="Whose model: a client's or newcomer's id. Of a site's folder: which.", metavar="ID"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the model. Default: ID-export.", metavar="DIR")
     ] = None,
 ) -> None:
     """Copy a client's model out of a run, for plain torch.
 
-    Safetensors, and a JSON card with architecture, class names and preprocessing.
+    Safetensors, and a JSON card with architecture, class names and preprocessing. A site of a deployment gives its
+    own folder: the model that `mutua deploy benefit` has chosen, or by --client alone, global or personal.
     """
     from mutua.runs.folder import RunFolder
     from mutua.runs.inference import export
 
-    model = RunFolder.open(run_dir).client(client)
-    for file in export(model, out or Path(f"{client}-export")):
+    if (run_dir / "client.yaml").is_file():
+        from mutua.deploy.site_benefit import model_to_export
+
+        model = model_to_export(run_dir, client)
+        name = model.card.client or "site"
+    elif client is None:
+        raise InputError("--client: missing; name the client whose model you want")
+    else:
+        model, name = RunFolder.open(run_dir).client(client), client
+    for file in export(model, out or Path(f"{name}-export")):
         typer.echo(file)

@@ -5,6 +5,7 @@ It leaves an ordinary run folder. The sites' data, models and counts are not kno
 
 from __future__ import annotations
 
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ def serve(grid: Any, place: Path, folder: Path) -> None:
     agreed = organiser.agreed
     engine = NetworkEngine(line, organiser.run_id(folder), agreed.checksum, agreed.file.wait)
     try:
-        conduct(agreed, engine, folder, note)
+        conduct(agreed, engine, folder, note, goes_on_by=f"mutua deploy run {shlex.quote(str(place))}")
     except MutuaError as error:
         log.add("failed", reason=str(error))
         raise
@@ -59,6 +60,7 @@ def conduct(
     folder: Path,
     note: Callable[[str], None] = lambda text: None,
     callbacks: Sequence[Callback] = (),
+    goes_on_by: str | None = None,
 ) -> Result:
     """Run the recipe with the sites that the engine reaches, or go on with the run that is in the folder."""
     _await_sites(agreed, engine, note)
@@ -69,6 +71,7 @@ def conduct(
         note(f"going on after round {recorder.resumed.round if recorder.resumed else -1}")
     else:
         recorder = Recorder.create(recipe.name, recipe.seed, folder)
+    recorder.goes_on_by = goes_on_by
     with recorder.keeping(), warnings.catch_warnings():
         run_state = recorder.begin(recipe, federation)
         warnings.simplefilter("ignore", LeftOut)  # it is in the tables and files

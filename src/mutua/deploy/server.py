@@ -178,7 +178,12 @@ def run_and_watch(organiser: Organiser, say: Callable[[str], None], *, new: bool
                     if entry["event"] == "note":
                         say(str(entry["text"]))
                     elif entry["event"] == "failed":
-                        raise RunError(f"{entry['reason']}; to go on: mutua deploy run {organiser.path}")
+                        how = (
+                            ""
+                            if "to go on: " in str(entry["reason"])
+                            else f"; to go on: mutua deploy run {organiser.path}"
+                        )
+                        raise RunError(f"{entry['reason']}{how}")
                     ended = ended or entry["event"] == "finished"
                 told += _tell(events, told, say)
                 if ended:

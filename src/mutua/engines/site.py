@@ -28,7 +28,9 @@ from mutua.federation.module_pool import Modules
 from mutua.federation.site_ledger import SiteLedger
 from mutua.federation.site_policy import SitePolicy
 from mutua.methods.base import Job
+from mutua.support.files import write_file
 
+LEDGER = "ledger.jsonl"
 RUN_ID = r"[0-9a-f]{16}"
 FAILED = "its work failed; the site's own log says why"
 """All that leaves of an error: its text might quote data."""
@@ -48,7 +50,7 @@ class Site:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __post_init__(self) -> None:
-        self.ledger = SiteLedger(self.folder / "ledger.jsonl")
+        self.ledger = SiteLedger(self.folder / LEDGER)
         self.modules = Modules(self.device)
         self._stores: dict[str, SiteStore] = {}
 
@@ -104,6 +106,8 @@ class Site:
             return self._evaluate(store, request, brief, parts)
         if request.verb == "train":
             self.policy.check_partners(request.partners)
+        if request.body:
+            write_file(_brief_path(self.folder, request.run), request.body)
         reply = self._work(store, request.verb, request.round, brief, self.ledger.sent.get(request.run, 0))
         body = b"" if reply.message is None else reply.message.encode()
         self.policy.check_bytes(len(body), self.ledger.sent.get(request.run, 0))
@@ -151,3 +155,13 @@ class Site:
             "opting": self.client.opt_in is not None,
             "reports": self.policy.reports,
         }
+
+
+def last_brief(folder: Path, run: str) -> Message | None:
+    """The newest brief that a site has got in this run, such as the last global."""
+    path = _brief_path(folder, run)
+    return Message.decode(path.read_bytes()) if path.is_file() else None
+
+
+def _brief_path(folder: Path, run: str) -> Path:
+    return folder / "state" / run / "brief.safetensors"

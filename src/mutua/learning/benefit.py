@@ -121,6 +121,29 @@ class Benefit:
                 return f"Joining did harm: {difference}, with {with_what}."
         return f"No difference from training alone can be shown with {with_what}: {difference}."
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """For a table: each model, its metric with the interval, and its gain over `alone` with the paired one."""
+        gains = {gain.model: gain for gain in self.gains}
+        return [
+            (
+                one.model,
+                self._between(one, ""),
+                "" if one.model == self.alone else self._between(gains[one.model], "+"),
+            )
+            for one in self.scores
+        ]
+
+    def _between(self, found: ModelScore | Gain, sign: str) -> str:
+        if found.value is None:
+            return "-"
+
+        def shown(value: float) -> str:
+            return ("+" if sign and value >= 0 else "") + _number(self.headline, value)
+
+        if found.low is None or found.high is None:
+            return shown(found.value)
+        return f"{shown(found.value)} ({shown(found.low)} to {shown(found.high)})"
+
     def summary(self) -> dict[str, Any]:
         """Everything, for JSON."""
         models = {one.model: {"value": one.value, "low": one.low, "high": one.high} for one in self.scores}

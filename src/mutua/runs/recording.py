@@ -69,6 +69,8 @@ class Recorder:
         self.folder, self.path = folder, folder.path
         self._lock = lock
         self._code: list[str] = []
+        self.goes_on_by: str | None = None
+        """The command that goes on with the run, if it is not `mutua run --resume`."""
         self._ends_before_finish: TableEnds | None = None
         """Where the tables ended before the clients' last work."""
 
@@ -159,6 +161,8 @@ class Recorder:
 
     def to_go_on(self) -> str:
         """What to type to go on with the run."""
+        if self.goes_on_by is not None:
+            return f"to go on: {self.goes_on_by}"
         allow = "".join(f" --trust-code {name}" for name in self._code)
         return f"to go on: mutua run --resume {shlex.quote(str(self.path))}{allow}"
 

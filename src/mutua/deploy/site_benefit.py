@@ -1,0 +1,150 @@
+"""Is a site better off for having joined? It finds out by itself, on its own machine; nothing of it leaves.
+
+FOLDER/models/benefit.json    what was found
+FOLDER/models/NAME/           alone, global, personal or served: weights and a card
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mutua.deploy.site_folder import SiteFolder
+from mutua.engines.alone import models_of, train_alone
+from mutua.engines.client_worker import device
+from mutua.engines.site import LEDGER, last_brief
+from mutua.engines.site_store import SiteStore
+from mutua.engines.work import as_fault
+from mutua.errors import InputError
+from mutua.federation.module_pool import Modules, weights_of
+from mutua.federation.site_ledger import entries
+from mutua.learning.benefit import Benefit, best_of
+from mutua.learning.evaluation import predictions
+from mutua.runs.saved_models import ModelCard, SavedModel, put_model, scored
+from mutua.support.files import atomic_files, to_json
+from mutua.support.processes import one_thread
+from mutua.support.text import several
+
+MODELS = "models"
+SAYS = "benefit.json"
+
+
+@dataclass(frozen=True)
+class SiteBenefit:
+    """What a site has found out."""
+
+    run: str
+    rounds: tuple[int, ...]
+    """Those in which it took part."""
+    finished: bool
+    """Whether the run's last global has come."""
+    found: Benefit
+    folder: Path
+    """Where the models are."""
+
+    def summary(self) -> dict[str, Any]:
+        """What `mutua deploy benefit --json` prints."""
+        return {
+            "run": self.run,
+            "rounds": list(self.rounds),
+            "finished": self.finished,
+            **self.found.summary(),
+            "folder": str(self.folder),
+        }
+
+
+def benefit_of(
+    folder: SiteFolder, say: Callable[[str], None], run: str | None = None, noun: str = "samples"
+) -> SiteBenefit:
+    """Train the site's model alone, and compare it with what it has for having joined, on its own test data."""
+    client = folder.client
+    if not len(client.test):
+        raise InputError("FOLDER: no test samples, so no model can be judged; give some: data.test in client.yaml")
+    job, place = folder.agreed.job, device(folder.settings.device or folder.agreed.recipe.device)
+    run = _run(folder.path, run)
+    store, brief = SiteStore(folder=folder.path / "state" / run, client=client.id), last_brief(folder.path, run)
+    sent = [entry for entry in entries(folder.path / LEDGER) if (entry.run, entry.verb) == (run, "train")]
+    rounds = tuple(sorted({entry.round for entry in sent if '"ending": "done"' in entry.told}))
+    if not rounds:
+        raise InputError(f"FOLDER: this site has completed no round of run {run} yet; there is nothing to compare")
+    if brief is None and job.method.needs_global:
+        raise InputError(f"FOLDER: the global of run {run} is not here; take part in another round")
+    modules = Modules(place)
+    with one_thread(), as_fault(client, rounds[-1]):
+        alone = train_alone(
+            job,
+            client,
+            rounds,
+            modules,
+            lambda at: say(f"training your model alone: round {at} of {rounds[-1]}"),
+        )
+        said: dict[str, dict[str, Tensor]] = {"val": {}, "test": {}}
+        kept = {}
+        for name, module, made_of in models_of(job, client, store.state, brief, alone, modules):
+            for split, by_model in said.items():
+                by_model[name] = predictions(module, getattr(client, split), client.task, place)
+            kept[name] = weights_of(module), made_of
+    joined = list(kept)[-1]
+    best = best_of(client.task, dict(reversed(said["val"].items())), client.val.y)
+    found = Benefit.of(client.task, said["test"], client.test.y, joined=joined, serve=best, noun=noun)
+    made = SiteBenefit(run, rounds, store.committed(job.plan.rounds + 1) is not None, found, folder.path / MODELS)
+    with atomic_files() as files:
+        for score in found.scores:
+            weights, made_of = kept[score.model]
+            told = scored(client.aim, score.value)
+            card = ModelCard.of(
+                made_of, client.train, weights=f"{score.model}.safetensors", client=client.id, **told
+            )
+            put_model(files, made.folder / score.model, {score.model: weights}, card)
+        files.write(made.folder / SAYS, to_json(made.summary()) + "\n")
+    return made
+
+
+def model_to_export(folder: Path, name: str | None) -> SavedModel:
+    """One of the models that `benefit_of` has left; by default the one to serve."""
+    from mutua.support import safe_reading
+
+    path = folder / MODELS / SAYS
+    if not path.is_file():
+        raise InputError(f"RUN: {folder} has no models to export yet; first: mutua deploy benefit {folder}")
+    try:
+        told = safe_reading.from_json(safe_reading.read_text(path))
+        there, serve = list(told["models"]), str(told["serve"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"RUN: {path} is damaged; write it anew: mutua deploy benefit {folder}") from None
+    if (chosen := name or serve) not in there:
+        raise InputError(f"--client: '{chosen}' is no model of this site; there are {', '.join(there)}")
+    return SavedModel(folder / MODELS / chosen)
+
+
+def _run(folder: Path, given: str | None) -> str:
+    """The id of the run: the one that was given, or the newest that this site has taken part in."""
+    there = [path for path in (folder / "state").glob("*") if (path / "commits.json").is_file()]
+    if not there:
+        raise InputError("FOLDER: this site has taken part in no run yet; first: mutua deploy client")
+    by_id = {path.name: path for path in there}
+    if given is not None and given not in by_id:
+        raise InputError(f"--run: '{given}' is not here; there are {', '.join(sorted(by_id))}")
+    newest = max(there, key=lambda path: (path / "commits.json").stat().st_mtime_ns)
+    return given or newest.name
+
+
+def words_of(made: SiteBenefit, folder: Path) -> list[str]:
+    """What people read."""
+    found = made.found
+    head = f"{found.headline.title} on {several(found.samples, 'test sample')} of your own, with 95 % intervals:"
+    if found.noun != "samples":
+        head = head.replace("test samples", f"test {found.noun}")
+    rows = found.rows()
+    width, second = (max(len(row[k]) for row in rows) for k in (0, 1))
+    lines = [] if made.finished else ["the run is not finished: these are the models after the last round here"]
+    lines.append(head)
+    for name, score, gain in rows:
+        against = f"  {gain} against alone" if gain else ""
+        lines.append(f"  {name:<{width}}  {score:<{second}}{against}".rstrip())
+    lines += [found.sentence, f"serve: {found.serve}", "nothing of this left this machine"]
+    return [*lines, f"next: mutua export {folder}"]
