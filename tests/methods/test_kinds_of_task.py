@@ -26,7 +26,9 @@ REFUSE = ("fd", "fedh2l", "fmlu", "mixture")
 
 
 def federation(task: Any, y: Any, name: str = "fml", **more: Any) -> mutua.Federation:
-    shared = "mlp" if name in ("fedper", "fedrep") else "linear"  # without its head a linear model is nothing
+    shared = (
+        "mlp" if name in ("fedper", "fedrep", "fedbabu") else "linear"
+    )  # without its head a linear model is nothing
     models: Any = ["linear", "mlp", "linear"] if name in OWN_DESIGNS else shared
     given = {"partition": mutua.partitions.IID(clients=3), "global_model": shared, "models": models} | more
     return mutua.Federation.from_arrays(X, y, task=task, **given)

@@ -82,6 +82,16 @@ ROWS += [
     Row("reptile", {"local_steps": 2}, adapts=True),
     Row("feddf", {"distil_steps": 3, "distil_batch": 4}),
 ]
+ROWS += [
+    Row("fedrod", shared=("generic",)),
+    Row("fedrod", {"gamma": 0.5, "weights": "uniform"}, shared=("generic",)),
+    Row("scaffold"),
+    Row("scaffold", {"strength": 0.5, "server_lr": 0.7}),
+    Row("fedbabu", {"tune_epochs": 2}),
+    Row("fedbabu", {"tune_epochs": 1, "tune": "head"}),
+    Row("moon", shared=("before",)),
+    Row("moon", {"mu": 5.0, "weights": "uniform", "serve": "local"}, shared=("before", "local")),
+]
 NETS = ("plain", "normed")
 EVERY = pytest.mark.parametrize("row", ROWS, ids=str)
 BOTH = pytest.mark.parametrize("net", NETS)

@@ -79,16 +79,32 @@ def common_features(federation: Federation, why: str) -> int:
         if key in tried:
             continue
         tried.add(key)
-        module, _ = _tried(client, "model", client.model)
-        with torch.no_grad():
-            z, _ = features(module, client.train.preprocess(client.train.x[:1]))
-        found.setdefault(z.shape[1], f"client {client.id}'s {client.model.title} gives {z.shape[1]}")
+        width = feature_width(client, "model", client.model, why)
+        found.setdefault(width, f"client {client.id}'s {client.model.title} gives {width}")
     if len(found) > 1:
         raise InputError(
             f"models.features: missing; {why} needs features of one width, but {'; '.join(found.values())}: "
             f"give every model features: {min(found)}, or less"
         )
     return next(iter(found))
+
+
+def global_features(federation: Federation, why: str) -> int:
+    """How many features the global gives its head; refused, by name, where it has no head."""
+    if federation.global_model is None:
+        return 0  # `check_models` says that it is missing
+    return feature_width(federation.clients[0], "global model", federation.global_model, why)
+
+
+def feature_width(client: Client, role: str, architecture: Architecture, why: str) -> int:
+    """How many features a model gives its head; refused, by name, where it has no head."""
+    module, _ = _tried(client, role, architecture)
+    try:
+        with torch.no_grad():
+            z, _ = features(module, client.train.preprocess(client.train.x[:1]))
+    except InputError as error:
+        raise InputError(f"{error}: {why} needs features, which are what the head is given") from None
+    return z.shape[1]
 
 
 def _check_head(federation: Federation, module: torch.nn.Module, architecture: Architecture) -> None:

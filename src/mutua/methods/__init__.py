@@ -19,6 +19,7 @@ from mutua.methods.ditto import Ditto
 from mutua.methods.fd import FD
 from mutua.methods.fedala import FedALA
 from mutua.methods.fedavg import FedAvg, FedProx
+from mutua.methods.fedbabu import FedBABU
 from mutua.methods.feddf import FedDF
 from mutua.methods.fedh2l import FedH2L
 from mutua.methods.fedmd import FedMD
@@ -26,6 +27,7 @@ from mutua.methods.fedopt import FedOpt, Reptile
 from mutua.methods.fedper import FedBN, FedPer
 from mutua.methods.fedproto import FedProto
 from mutua.methods.fedrep import FedRep
+from mutua.methods.fedrod import FedRoD
 from mutua.methods.finetuned import FineTuned
 from mutua.methods.fml import FML, Mutual
 from mutua.methods.fmlu import DML, FMLU
@@ -34,11 +36,22 @@ from mutua.methods.l2gd import L2GD
 from mutua.methods.lgfedavg import LGFedAvg
 from mutua.methods.mixture import MixtureOfExperts
 from mutua.methods.mocha import Mocha
+from mutua.methods.moon import Moon
 from mutua.methods.participant import Participant
 from mutua.methods.perfedavg import PerFedAvg
+from mutua.methods.scaffold import Scaffold
 from mutua.methods.server import Server
 from mutua.models import features
-from mutua.models.composite import Composite, Gate, NearestPrototype, Rule, Shifted, Weighted, register_rule
+from mutua.models.composite import (
+    Composite,
+    Gate,
+    NearestPrototype,
+    Rule,
+    Shifted,
+    TwoHeads,
+    Weighted,
+    register_rule,
+)
 
 __all__ = [
     "AFL",
@@ -57,6 +70,7 @@ __all__ = [
     "EarlyStopping",
     "FedALA",
     "FedAvg",
+    "FedBABU",
     "FedBN",
     "FedDF",
     "FedH2L",
@@ -66,6 +80,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "Federation",
     "FineTuned",
     "Gate",
@@ -80,6 +95,7 @@ __all__ = [
     "MixtureOfExperts",
     "Mocha",
     "Models",
+    "Moon",
     "Mutual",
     "NearestPrototype",
     "Numbers",
@@ -91,11 +107,13 @@ __all__ = [
     "Reptile",
     "Rule",
     "Samples",
+    "Scaffold",
     "Schedule",
     "Server",
     "Shares",
     "Shifted",
     "Terms",
+    "TwoHeads",
     "Weighted",
     "count",
     "features",

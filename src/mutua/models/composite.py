@@ -153,6 +153,25 @@ class NearestPrototype(Rule):
         return (-torch.cdist(z, self.prototypes).square()).masked_fill(~self.among, -torch.inf)
 
 
+@register_rule
+class TwoHeads(Rule):
+    """A model's scores plus those of a second, linear head on the same features."""
+
+    name: ClassVar[str] = "two-heads"
+    formula: ClassVar[str] = "z = input of model's head; model(x) + z @ weight.T + bias"
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__(constants={"weight": weight, "bias": bias})
+
+    weight: Tensor
+    bias: Tensor
+
+    def forward(self, parts: Parts, x: Tensor) -> Tensor:
+        """Scores."""
+        z, scores = features(parts["model"], x)
+        return scores + F.linear(z, self.weight, self.bias)
+
+
 class Composite(nn.Module):
     """Parts by name, each with the description that it is built by, and the rule that combines them."""
 
