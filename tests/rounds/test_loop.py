@@ -30,7 +30,17 @@ from mutua.methods import (
     count,
     weights,
 )
-from mutua.rounds.events import Finished, Reached, Rejected, RoundEnded, RoundStarted, Started, Stopped, Trained
+from mutua.rounds.events import (
+    Finished,
+    Merged,
+    Reached,
+    Rejected,
+    RoundEnded,
+    RoundStarted,
+    Started,
+    Stopped,
+    Trained,
+)
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -499,7 +509,7 @@ def test_the_last_global_goes_to_everyone_and_is_in_the_ledger(federate: Federat
 def test_events_come_in_order(federate: Federate, simulate: Simulate) -> None:
     run = simulate(FML(), federate(), rounds=2)
     kinds = [type(event) for event in run.events]
-    round = [RoundStarted, Trained, Trained, Trained]
+    round = [RoundStarted, Trained, Trained, Trained, Merged]
     first, last = [RoundEnded, Reached], [Reached, RoundEnded, Reached]  # before and after clients finish
     assert kinds == [Started, RoundEnded, Reached, *round, *first, *round, *last, Finished]
     trained = [(event.round, event.client) for event in run.events if isinstance(event, Trained)]
@@ -531,3 +541,40 @@ def test_run_gives_the_same_as_the_loop_and_predictors_for_raw_inputs(
     summary = result.summary()
     assert summary["bytes"] == {"up": loop.ledger.bytes("up"), "down": loop.ledger.bytes("down")}
     assert summary["global"]["accuracy"] == loop.history.last("global", "global", "test", "accuracy")
+
+
+# What each reply counted
+
+
+def _merged(run: Any) -> list[Merged]:
+    return [event for event in run.events if isinstance(event, Merged)]
+
+
+def test_who_was_merged_is_told_with_its_share(
+    federate: Federate, simulate: Simulate, nets: SimpleNamespace
+) -> None:
+    """n_k / n over those whose reply was merged: a refused one is not among them."""
+    sizes = {"a": 6, "b": 12, "c": 18}
+
+    def spoil(round: int, client: str, message: Message) -> Message:
+        if (round, client) != (2, "b"):
+            return message
+        broken = {name: array * float("nan") for name, array in message.arrays("meme").items()}
+        return Message(**{**message, "meme": weights(broken)})
+
+    run = simulate(FedAvg(), federate(list(sizes.values())), tamper=spoil)
+    first, second = _merged(run)
+    assert first.weights == pytest.approx({"a": 6 / 36, "b": 12 / 36, "c": 18 / 36})
+    assert second.weights == pytest.approx({"a": 6 / 24, "c": 18 / 24})
+    [even] = _merged(simulate(FML(), federate(list(sizes.values())), rounds=1))
+    assert even.weights == pytest.approx(dict.fromkeys(sizes, 1 / 3))
+
+
+def test_a_method_that_weights_nothing_tells_no_share(federate: Federate, simulate: Simulate) -> None:
+    class Silent(FedAvg):
+        def merge(self, server: Any, replies: Any) -> None:
+            server.state["global"] = next(iter(replies.values())).arrays("meme")
+
+    [told] = _merged(simulate(Silent(), federate([6, 12]), rounds=1))
+    assert told.weights == {"a": None, "b": None}
+    assert _merged(simulate(Independent(), federate([6, 12]), rounds=1)) == []

@@ -36,6 +36,14 @@ def test_history_and_ledger_grow_with_the_rounds(tiny: dict[str, Any], tmp_path:
     assert seen[-1] == (len(result.history), len(result.ledger))
 
 
+def test_the_events_say_what_clients_are_and_what_their_replies_counted(finished: Finished) -> None:
+    events = RunFolder(finished("fedavg", rounds=2)[0]).events.read()
+    assert events[0]["models"] == {"c0": "mlp×0.1", "c1": "mlp×0.1"}
+    assert events[0]["samples"] == {"c0": 14, "c1": 14}
+    merged = [(event["round"], event["weights"]) for event in events if event["event"] == "merged"]
+    assert merged == [(1, {"c0": 0.5, "c1": 0.5}), (2, {"c0": 0.5, "c1": 0.5})]
+
+
 @pytest.mark.parametrize(
     ("problem", "said"),
     [

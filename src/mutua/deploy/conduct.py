@@ -71,6 +71,7 @@ def conduct(
         note(f"going on after round {recorder.resumed.round if recorder.resumed else -1}")
     else:
         recorder = Recorder.create(recipe.name, recipe.seed, folder)
+        recorder.deployed = True
     recorder.goes_on_by = goes_on_by
     with recorder.keeping(), warnings.catch_warnings():
         run_state = recorder.begin(recipe, federation)

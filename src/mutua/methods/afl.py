@@ -73,6 +73,7 @@ class AFL(Averaging):
             server.state["global"] = self.combine(
                 [reply.arrays("meme") for reply in replies.values()], mixed, before
             )
+            server.weights = dict(zip(replies, mixed, strict=True))
         if self.step:
             heard = {client: self.step * reply.number("loss") for client, reply in replies.items()}
             raised = [float(lam[client]) / len(lam) + heard.get(client, 0.0) for client in lam]

@@ -339,6 +339,7 @@ class Hub(Method):
             shown = reprlib.repr(given)
             raise InputError(f"merge_weights: {shown}; give {len(memes)} numbers, none below 0 and one above 0")
         server.state["global"] = self.combine(memes, given, server.state["global"])
+        server.weights = dict(zip(replies, given, strict=True))
 
     def merge_weights(self, replies: Mapping[str, Message]) -> list[float]:
         """How much each reply counts; uniform unless a method says otherwise."""

@@ -81,7 +81,7 @@ class FedDF(Averaging):
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """By design the mean of its memes; then Eq. (1): every student learns what all memes say together."""
         memes = {client: reply.arrays("meme") for client, reply in replies.items()}
-        counts = dict(zip(replies, self.merge_weights(replies), strict=True))
+        counts = server.weights = dict(zip(replies, self.merge_weights(replies), strict=True))
         groups = {client: self.group(server, client) for client in server.clients}
         for group in dict.fromkeys(groups[client] for client in replies):
             mine = [client for client in replies if groups[client] == group]

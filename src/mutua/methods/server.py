@@ -49,6 +49,8 @@ class Server:
     aim: Aim = CLASSIFICATION
     """What models are to learn; weights of classes are those of the samples that `fit` is given."""
     state: State = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """How much each reply counted in the merge: `merge` may set it, for people to see. Not kept."""
 
     def __post_init__(self) -> None:
         self._widths: dict[int, int] = {}

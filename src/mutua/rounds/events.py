@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mutua.engines.work import Reply
@@ -59,6 +59,15 @@ class Retried:
 
 
 @dataclass(frozen=True)
+class Merged:
+    """The accepted replies of a round are merged."""
+
+    round: int
+    weights: Mapping[str, float | None]
+    """By client, its share of the merge; None if the method gives it no one weight."""
+
+
+@dataclass(frozen=True)
 class RoundEnded:
     """The round is merged and, if due, evaluated; with everything that is known so far."""
 
@@ -86,5 +95,5 @@ class Finished:
     """The run is over."""
 
 
-Event = Started | RoundStarted | Trained | Rejected | Retried | RoundEnded | Reached | Stopped | Finished
+Event = Started | RoundStarted | Trained | Rejected | Retried | Merged | RoundEnded | Reached | Stopped | Finished
 Callback = Callable[[Event], None]

@@ -91,6 +91,8 @@ class Merger:
         self.server.state, self.guard = Guard.loaded(copied(saved))
         self.undone = False
         """Whether the last merge was undone after clients had trained on it."""
+        self.weights: Mapping[str, float] = {}
+        """By client, how much its reply counted in the last merge, if the method has said it."""
 
     @property
     def saved(self) -> State:
@@ -110,16 +112,17 @@ class Merger:
 
     def merge(self, replies: Mapping[str, Message]) -> dict[str, str]:
         """Make the server's next state; by client, why its reply was left out in the end."""
-        before, self.undone = self.server.state, False
+        before, self.undone, self.weights = self.server.state, False, {}
         self.guard = Guard(self.guard.up, large := too_long(replies, LARGE_REPLY))
         if not replies:  # clients have worked on the last merge and not diverged, so it stays
             return {}
-        self.server.state = self._merged(before, replies)
+        merged = self._merged(before, replies)
+        self.server.state, self.weights = merged.state, merged.weights
         rest = {client: reply for client, reply in replies.items() if client not in large}
         # Under privacy no merge is undone: clients have seen it, so both globals would have to be counted.
         enough = len(replies) >= COMPARABLE and len(rest) >= self.job.plan.min_replies
         if large and enough and self.job.plan.privacy is None:
-            self.guard = replace(self.guard, spare=self._merged(before, rest))
+            self.guard = replace(self.guard, spare=self._merged(before, rest).state)
         wrong = not_finite(self.server.state, before)
         if wrong is None:
             return {}
@@ -131,6 +134,12 @@ class Merger:
             f"{wrong} of the merged would hold NaN or infinity, and nothing was merged; "
             f"longer than the median reply: {sent}"
         )
+
+    def shares(self, clients: Iterable[str]) -> dict[str, float | None]:
+        """By client whose reply was merged, its share of the last merge; None if there is no one number for it."""
+        given = {client: self.weights.get(client) for client in clients}
+        total = sum(weight or 0.0 for weight in given.values())
+        return {c: weight / total if weight is not None and total > 0 else None for c, weight in given.items()}
 
     def undo(self, found: Mapping[str, object]) -> dict[str, str]:
         """By client, why its reply is taken out again: clients that sent nothing suspect diverged on the merge."""
@@ -160,11 +169,13 @@ class Merger:
             for client, times in suspects.items()
         }
 
-    def _merged(self, state: State, replies: Mapping[str, Message]) -> State:
+    def _merged(self, state: State, replies: Mapping[str, Message]) -> Server:
         server = replace(self.server, state=copied(state))
         with on_server("merge", server):
             self.job.method.merge(server, replies)
-        return server.state if (privacy := self.job.plan.privacy) is None else privacy.merged(server.state)
+        if (privacy := self.job.plan.privacy) is not None:
+            server.state = privacy.merged(server.state)
+        return server
 
 
 def too_long(replies: Mapping[str, Message], limit: float) -> dict[str, float]:

@@ -21,6 +21,7 @@ from mutua.rounds.events import (
     Callback,
     Event,
     Finished,
+    Merged,
     Reached,
     Rejected,
     Retried,
@@ -239,8 +240,11 @@ class Rounds:
             raise RunError(f"round {round}: {error}") from None
         for client, reason in left_out.items():
             self._reject(round, client, "refused", reason)
-        for client in (client for client in accepted if client not in left_out):
+        merged = [client for client in accepted if client not in left_out]
+        for client in merged:
             self.participation.add(round, client, "merged")
+        if merged:
+            self._emit(Merged(round, self.merger.shares(merged)))
 
     def _ask(
         self, round: int, clients: Sequence[str], verb: Callable[[int, Briefs], Replies]

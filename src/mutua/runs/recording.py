@@ -31,6 +31,7 @@ from mutua.methods.base import Job
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.events import (
     Event,
+    Merged,
     Reached,
     Rejected,
     Retried,
@@ -71,6 +72,8 @@ class Recorder:
         self._code: list[str] = []
         self.goes_on_by: str | None = None
         """The command that goes on with the run, if it is not `mutua run --resume`."""
+        self.deployed = False
+        """Whether models and data are the clients' own, so that the federation only stands in for them."""
         self._ends_before_finish: TableEnds | None = None
         """Where the tables ended before the clients' last work."""
 
@@ -97,7 +100,8 @@ class Recorder:
         self._prepare(recipe, federation, show)
         self.write_recipe(recipe)
         clients = [client.id for client in federation.clients]
-        self._begun(recipe.method.name, recipe.seed, recipe.rounds, clients, command=_command())
+        known = {} if self.deployed else _known(federation)
+        self._begun(recipe.method.name, recipe.seed, recipe.rounds, clients, command=_command(), **known)
         return RunState()
 
     def _prepare(self, recipe: Recipe, federation: Federation, show: HashProgress | None) -> None:
@@ -191,6 +195,9 @@ class Recorder:
                 add("rejected", round=event.round, client=event.client, reason=event.reason)
             case Retried():
                 add("retried", round=event.round, client=event.client, reason=event.reason)
+            case Merged():
+                shares = {client: share and round(share, 6) for client, share in event.weights.items()}
+                add("merged", round=event.round, weights=shares)
             case RoundEnded():
                 add("ended", round=event.round, **{event.history.headline.metric: _newest(event)})
             case Reached():
@@ -308,6 +315,14 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):  # the accountants are optional
             found[package] = version(package)
     return {**found, "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+
+
+def _known(federation: Federation) -> dict[str, dict[str, Any]]:
+    """What a simulation knows of its clients: models, and how many training samples."""
+    return {
+        "models": {client.id: client.model.title for client in federation.clients},
+        "samples": {client.id: len(client.train) for client in federation.clients},
+    }
 
 
 def _command() -> str | None:
