@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from method_needs import needs_of
 from mutua import Federation, Recipe
 from mutua.federation.store import Store
 from mutua.runs.checkpoints import CheckpointFolder
@@ -40,13 +41,8 @@ RECIPE: dict[str, Any] = {
     "device": "cpu",
 }
 GATE = {"name": "mlp", "width": 0.05}
-ALIKE = {"models": {"global": {"name": "mlp", "width": 0.1}}}
-"""For methods whose personal models must have the global's design."""
+# Beside what `needs_of` gives.
 NEEDS: dict[str, dict[str, Any]] = {
-    "fedh2l": {"public": {"share": 0.3}},
-    "fedmd": {"public": {"share": 0.3}},
-    "aggregated": {"public": {"share": 0.3}},
-    "datasharing": {"public": {"share": 0.3}},
     "mixture": {"method": {"name": "mixture", "mixture_epochs": 2, "gate": GATE}},
     "finetuned": {"method": {"name": "finetuned", "tune_epochs": 2}},
     "fml": {
@@ -56,19 +52,12 @@ NEEDS: dict[str, dict[str, Any]] = {
         }
     },
     "fmlu": {"optimizer": "adam"},
-    "lgfedavg": ALIKE,
-    "fedproto": ALIKE,
-    "feddf": {"public": {"share": 0.3}, **ALIKE},
-    "ditto": ALIKE,
-    "apfl": ALIKE,
-    "l2gd": ALIKE,
-    "mocha": ALIKE,
 }
 PAPERS = ("fml", "fmlu", "fedh2l", "mixture")
 
 
 def recipe_of(method: str, /, **changes: Any) -> Recipe:
-    return Recipe.of({**RECIPE, "method": method, **NEEDS.get(method, {}), **changes})
+    return Recipe.of({**RECIPE, "method": method, **needs_of(method), **NEEDS.get(method, {}), **changes})
 
 
 def begin(recipe: Recipe, place: Path, federation: Federation | None = None, **given: Any) -> None:

@@ -21,6 +21,8 @@ from PIL import Image
 from mutua import InputError, Recipe, Samples, load
 from mutua.data import array_files, formats, image_folders
 from mutua.federation.topology import Topology
+from mutua.runs.folder import RunFolder
+from mutua.runs.inference import predict
 from mutua.support import safe_reading
 
 GIB = 2**30
@@ -198,11 +200,10 @@ def test_labels_and_domains_do_not_make_lists_of_their_height() -> None:
     assert len(Samples.of(x, np.array([0, 9_999])).classes) == 10_000
 
 
-def test_an_empty_array_of_great_length(tmp_path: Path) -> None:
+def test_an_empty_array_of_great_length(tmp_path: Path, finished: Callable[..., tuple[Path, Any]]) -> None:
     """x of (2**40, 0) takes no byte; nothing counts to its length."""
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as held:
         held.writestr("x.npy", npy((2**40, 0)))
-    from mutua.data import array_files
-
+    model = RunFolder.open(finished()[0]).client("c0")
     with pytest.raises(InputError, match=r"x: shape \(1099511627776, 0\)"):
-        array_files.npz(tmp_path / "a.npz")
+        predict(model, tmp_path / "a.npz")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import mutua
 from conftest import csv_rows
+from method_needs import needs_of
 from mutua import InputError, Recipe
 from mutua.methods import base
 from mutua.runs.execute import execute
@@ -23,13 +24,6 @@ from mutua.runs.recording import Recorder
 
 Finished = Callable[..., tuple[Path, Any]]
 
-# What some methods need beside the tiny recipe.
-NEEDS: dict[str, dict[str, Any]] = {
-    "fedh2l": {"public": {"share": 0.3}},
-    "fedmd": {"public": {"share": 0.3}},
-    "aggregated": {"public": {"share": 0.3}},
-    "datasharing": {"public": {"share": 0.3}},
-}
 QUICK = {
     "finetuned": {"tune_epochs": 2},
     "mixture": {"mixture_epochs": 2, "gate": {"name": "mlp", "width": 0.05}},
@@ -142,7 +136,7 @@ def test_the_confusion_adds_up_to_the_test_samples(finished: Finished) -> None:
 
 @pytest.mark.parametrize("name", base.method_names())
 def test_every_methods_models_come_back_as_they_served(finished: Finished, name: str) -> None:
-    folder, result = finished({"name": name, **QUICK.get(name, {})}, **NEEDS.get(name, {}))
+    folder, result = finished({"name": name, **QUICK.get(name, {})}, **needs_of(name))
     run = RunFolder.open(folder)
     for client in result.clients:
         x = client.client.test.x
@@ -159,7 +153,7 @@ def test_every_methods_models_come_back_as_they_served(finished: Finished, name:
 
 def test_only_models_are_kept(finished: Finished) -> None:
     """What a method remembers beside its models (optimizers' state, gradients) is not a model."""
-    folder, result = finished("fedh2l", **NEEDS["fedh2l"])
+    folder, result = finished("fedh2l", **needs_of("fedh2l"))
     assert len(result.clients[0].state) > 1
     assert [path.name for path in (folder / "clients" / "c0").glob("*.safetensors")] == ["personal.safetensors"]
 

@@ -16,6 +16,7 @@ import yaml
 import killing
 import mutua
 from killing import RECIPE, begin, stop_at
+from method_needs import needs_of
 from mutua import InputError, Recipe, RunError
 from mutua.methods import base
 from mutua.runs.checkpoints import CheckpointFolder
@@ -43,7 +44,9 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recipe_of(method: str, rounds: int, **more: Any) -> Recipe:
-    return Recipe.of({**TINY, "method": method, **NEEDS.get(method, {}), "rounds": rounds, **more})
+    return Recipe.of(
+        {**TINY, "method": method, **needs_of(method), **NEEDS.get(method, {}), "rounds": rounds, **more}
+    )
 
 
 def longer(place: Path, rounds: int | None) -> RunFolder:
