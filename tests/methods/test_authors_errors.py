@@ -17,6 +17,7 @@ import mutua
 from mutua import Federation, InputError, MutuaError, RunError
 from mutua.methods import FML, FedAvg, Kind, Message, Part, Schedule, base, losses, of, register, weights
 from mutua.rounds.events import Rejected
+from mutua.runs.listing import RunOverview
 
 Federate = Callable[..., Federation]
 METHOD = """
@@ -397,9 +398,23 @@ def test_a_misspelt_verb_is_refused_when_the_class_is_defined(wrong: str, right:
 def test_a_reply_that_nobody_returned_is_missed_in_the_first_round(workers: int, federate: Federate) -> None:
     method = type("Spoilt", (Near,), {"train": lambda self, client, brief: None})()
     with pytest.raises(
-        RunError, match="train returned None for every client, but near declares that weights 'meme'"
+        RunError, match=r"None for every client, but .*:Spoilt declares what leaves, weights 'meme'.*replies_from"
     ):
         mutua.run(method, federate(), workers=workers, rounds=2, device="cpu")
+
+
+def test_a_method_may_say_in_which_round_its_first_replies_come(federate: Federate) -> None:
+    def silent(before: int) -> dict[str, Any]:
+        def train(self: Any, client: Any, brief: Any) -> Any:
+            found = Near.train(self, client, brief)
+            return found if client.round > before else None
+
+        return {"train": train, "replies_from": property(lambda self: 3)}
+
+    result = mutua.run(type("Late", (Near,), silent(2))(), federate(), workers=1, rounds=4, device="cpu")
+    assert {entry.round for entry in result.ledger if entry.direction == "up"} == {3, 4}
+    with pytest.raises(RunError, match=r"round 3: train returned None for every client"):
+        mutua.run(type("Later", (Near,), silent(3))(), federate(), workers=1, rounds=4, device="cpu")
 
 
 def test_what_a_method_keeps_on_itself_belongs_into_a_state(federate: Federate) -> None:
@@ -446,3 +461,13 @@ def test_an_inherited_or_taken_name_is_not_shown_as_if_it_were_its_own() -> None
     taken = type("Taken", (FedAvg,), {"name": "fedprox", "__annotations__": {"name": ClassVar[str]}})()
     shown = [base.shown_name(method) for method in (FedAvg(), Near(), inherits, taken)]
     assert shown[:2] == ["fedavg", "near"] and shown[2].endswith(":Inherits") and shown[3].endswith(":Taken")
+
+
+def test_a_run_goes_by_the_name_that_is_shown(
+    federate: Federate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inherits = type("Inherits", (FedAvg,), {})()
+    result = mutua.run(inherits, federate(), workers=1, rounds=1, device="cpu", progress=True)
+    assert result.summary()["method"].endswith(":Inherits")
+    assert ":Inherits: round 1/1" in capsys.readouterr().err
+    assert RunOverview.of(result.save(tmp_path / "run")).method.endswith(":Inherits")

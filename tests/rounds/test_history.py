@@ -136,6 +136,21 @@ def test_the_newest_point_is_the_last_one_of_its_curve(
             history.add(*row)
     assert history.newest("predictor") == (history.curve("predictor") or [None])[-1]
     assert history.newest("global") == (history.global_curve() or [None])[-1]
+    history.leave_out(("a",))
+    assert history.newest("predictor") == pytest.approx((history.curve("predictor") or [None])[-1])
+
+
+def test_a_curve_is_without_predictors_that_never_trained_unless_none_has() -> None:
+    history = History()
+    for round, values in enumerate([(0.1, 0.2, 0.6), (0.3, 0.2, None), (None, 0.2, None)]):
+        for client, value in zip("abc", values, strict=True):
+            history.add(round, client, "predictor", "test", "accuracy", value)
+    assert dict(history.curve("predictor")) == pytest.approx({0: 0.3, 1: 0.25, 2: 0.2})
+    history.leave_out(("b",))
+    assert dict(history.curve("predictor")) == pytest.approx({0: 0.35, 1: 0.3, 2: 0.2})
+    assert dict(history.curve("predictor", without="ab")) == pytest.approx({0: 0.6, 1: 0.25, 2: 0.2})
+    assert history.served_curve("ab") == history.curve("predictor", without="ab")
+    assert history.curve("global") == history.global_curve() == []
 
 
 # Of runs

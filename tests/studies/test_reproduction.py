@@ -225,13 +225,40 @@ def test_one_that_never_gets_there_takes_its_whole_length(
     monkeypatch.setattr("mutua.studies.sweep.PlannedRun.finished", True)
     monkeypatch.setattr(RunNumbers, "whole", lambda self, asked: 30.0)
 
-    def measure(self: RunNumbers, asked: Measure, alone: Any = None) -> float | None:
+    def measure(self: RunNumbers, asked: Measure, alone: Any = None, among: Any = None) -> float | None:
         return 3.0 + int(self.path.name[-1]) if self.path.name.startswith("FedAvg") else None
 
     monkeypatch.setattr(RunNumbers, "measure", measure)
+    monkeypatch.setattr(RunNumbers, "summary", {"clients": []})
     [claim] = Reproduction("ours/table-1", "laptop", range(2), Path("nowhere")).claims
     assert (claim.difference, claim.verdict) == (30 - 3.5, "holds")
     assert claim.ours == ((3.5, pytest.approx(math.sqrt(0.5))), (None, None))
+
+
+def test_a_claim_is_over_the_clients_that_count_on_both_sides(
+    reproduced: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c1 has never trained in FedAvg's small run: no claim is about it, also where it is the best of all."""
+    monkeypatch.setattr("mutua.studies.sweep.PlannedRun.finished", True)
+
+    def summary(self: RunNumbers) -> dict[str, Any]:
+        reached = {"c0": 0.5, "c1": 0.9} if self.path.name.startswith("alone") else {"c0": 0.3, "c1": 0.1}
+        idle = self.path.name.startswith("FedAvg-small")
+        return {
+            "clients": [
+                {"id": c, "accuracy": {"predictor": value}, "trained": not (idle and c == "c1")}
+                for c, value in reached.items()
+            ],
+        }
+
+    monkeypatch.setattr(RunNumbers, "summary", property(summary))
+    done = Reproduction("ours/table-1", "laptop", range(2), Path("nowhere"))
+    claim = done._judged(done.item.claims[0])
+    assert claim.difference == pytest.approx(100 * (0.5 - 0.3))
+    assert [mean for mean, _ in claim.ours] == pytest.approx([50, 30])
+    # A cell's own number is over all that count in it.
+    assert done.values({"method": "alone"}, "predictor")[0] == pytest.approx(70)
+    assert done.values({"method": "FedAvg"}, "predictor")[0] == pytest.approx((30 + 20) / 2)
 
 
 def test_the_papers_numbers_are_of_the_cells_that_run(
@@ -250,11 +277,12 @@ def test_the_papers_numbers_are_of_the_cells_that_run(
         "mutua.studies.sweep.PlannedRun.finished", property(lambda run: run.path.name != "FedAvg-small-1")
     )
 
-    def measure(self: RunNumbers, asked: Measure, alone: Any = None) -> float | None:
+    def measure(self: RunNumbers, asked: Measure, alone: Any = None, among: Any = None) -> float | None:
         found = int(self.path.name[-1]) ** 2 / 10 + (0.1 if self.path.name.startswith("alone") else 0)
         return found if asked.name in ("predictor", "global_own") else None
 
     monkeypatch.setattr(RunNumbers, "measure", measure)
+    monkeypatch.setattr(RunNumbers, "summary", {"clients": []})
     done = Reproduction("ours/table-1", "laptop", range(3), Path("nowhere"))
     rows = [(row.cell, row.measure, row.paper, row.ours, row.seeds) for row in done.table]
     assert rows[:2] == [

@@ -119,6 +119,11 @@ class Method(Spec, ABC):
         return False
 
     @property
+    def replies_from(self) -> int:
+        """The first round in which clients send something; before it, `train` may return None for all of them."""
+        return 1
+
+    @property
     def made_at_end(self) -> bool:
         """Whether clients get the model they serve with only in `finish`; earlier evaluations are of another."""
         return self.stops_early

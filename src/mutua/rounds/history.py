@@ -265,20 +265,36 @@ class History(Log[Row]):
     def _from_round(self, client: str, model: str) -> int:
         return self._since.get(client, self._first) if model == "predictor" else self._first
 
-    def curve(self, model: str, split: str = "test", metric: str | None = None) -> list[tuple[int, float]]:
-        """By round, the unweighted mean over clients; of the headline metric, unless another is named."""
-        sums = self._means.get((model, split, metric or self.headline.metric), {})
+    def curve(
+        self,
+        model: str,
+        split: str = "test",
+        metric: str | None = None,
+        *,
+        without: Collection[str] | None = None,
+    ) -> list[tuple[int, float]]:
+        """By round, the unweighted mean over clients; of the headline metric, unless another is named.
+
+        It is `without` these clients or, of predictors, without those that have not trained, unless none has.
+        """
+        metric = metric or self.headline.metric
+        sums = dict(self._means.get((model, split, metric), {}))
+        out = without if without is not None else self._untrained if model == "predictor" else ()
+        gone: dict[int, list[float]] = {}
+        for client in out:
+            for row in self.select(client=client, model=model, split=split, metric=metric):
+                if row.value is not None:
+                    gone.setdefault(row.round, []).append(row.value)
+        for round, values in gone.items():
+            total, number = sums[round]
+            if len(values) < number:
+                sums[round] = total - sum(values), number - len(values)
         return [(round, total / number) for round, (total, number) in sorted(sums.items())]
 
-    def served_curve(self) -> list[tuple[int, float]]:
+    def served_curve(self, without: Collection[str] | None = None) -> list[tuple[int, float]]:
         """The predictors' curve; only its end if all predictors were made after the last round."""
         since = min(self._since.values(), default=0)
-        return [point for point in self.curve("predictor") if since <= 1 or point[0] >= since]
-
-    def mean(self, round: int, model: str, split: str, metric: str) -> float | None:
-        """The point of a curve in this round."""
-        total, number = self._means.get((model, split, metric), {}).get(round, (0.0, 0))
-        return total / number if number else None
+        return [point for point in self.curve("predictor", without=without) if since <= 1 or point[0] >= since]
 
     def global_curve(self) -> list[tuple[int, float]]:
         """By round, the global's headline metric on the common test set."""

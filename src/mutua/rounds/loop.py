@@ -15,6 +15,7 @@ from mutua.errors import Fault, Refused, RunError, line
 from mutua.federation.ledger import Ledger
 from mutua.federation.message import Message, declared, may_leave
 from mutua.federation.topology import Topology
+from mutua.methods.base import shown_name
 from mutua.methods.checks import check_message, on_server
 from mutua.methods.server import Server
 from mutua.rounds.events import (
@@ -216,12 +217,12 @@ class Rounds:
             refusals[client] = reason
             self._reject(round, client, "refused", reason)
         due = len(accepted) + len(refusals)
-        if round == 1 and method.shares and drawn and not due:
-            self._forget(0, drawn)
+        if round == method.replies_from and method.shares and drawn and not due:
+            self._forget(round - 1, drawn)
             raise RunError(
-                f"round 1: train returned None for every client, but {method.name} declares that "
-                f"{declared(method.shares)} leaves; "
-                "return a Message, such as self.reply(client, meme)"
+                f"round {round}: train returned None for every client, but {shown_name(method)} declares what "
+                f"leaves, {declared(method.shares)}; return a Message, such as self.reply(client, meme), or let "
+                "replies_from say in which round the first one comes"
             )
         if method.shares and due and len(accepted) < plan.min_replies:
             self._forget(round - 1, refusals)

@@ -27,7 +27,7 @@ from mutua.federation.federation import Federation
 from mutua.federation.ledger import Entry
 from mutua.federation.store_settings import StoreSettings, chosen_place
 from mutua.methods import base
-from mutua.methods.base import Job
+from mutua.methods.base import Job, shown_name
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.events import (
     Event,
@@ -101,7 +101,7 @@ class Recorder:
         self.write_recipe(recipe)
         clients = [client.id for client in federation.clients]
         known = {} if self.deployed else _known(federation)
-        self._begun(recipe.method.name, recipe.seed, recipe.rounds, clients, command=_command(), **known)
+        self._begun(shown_name(recipe.method), recipe.seed, recipe.rounds, clients, command=_command(), **known)
         return RunState()
 
     def _prepare(self, recipe: Recipe, federation: Federation, show: HashProgress | None) -> None:
@@ -304,7 +304,7 @@ class Recorder:
         """Write down what ran: the recipe, in YAML, and the first event."""
         self._inputs = Inputs(recipe=recipe, sums={})
         write_file(self.path / "recipe.yaml", recipe)
-        self._begun(job.method.name, job.plan.seed, job.plan.rounds, clients)
+        self._begun(shown_name(job.method), job.plan.seed, job.plan.rounds, clients)
 
 
 @cache

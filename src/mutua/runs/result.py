@@ -15,7 +15,7 @@ from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Selection
 from mutua.learning.tasks import plain, settings
-from mutua.methods.base import Job
+from mutua.methods.base import Job, shown_name
 from mutua.rounds.history import History
 from mutua.rounds.participation import Participation, left_out
 from mutua.rounds.privacy_guarantee import Guarantee, guarantee
@@ -156,7 +156,7 @@ class Result:
         aim = self.federation.aim
         sizes = {c.id: len(c.client.test) for c in self.clients}
         return {
-            "method": self.job.method.name,
+            "method": shown_name(self.job.method),
             **({} if plain(aim) else {"task": settings(aim)}),
             "seed": plan.seed,
             "rounds": plan.rounds,

@@ -17,7 +17,7 @@ from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.federation.store_settings import StoreSettings, temporary_files
-from mutua.methods.base import Method, method_of
+from mutua.methods.base import Method, method_of, shown_name
 from mutua.rounds.events import Callback
 from mutua.rounds.loop import Rounds
 from mutua.rounds.participation import never_drawn
@@ -118,7 +118,7 @@ def carry_out(
     run_state = run_state or RunState()
     began = time.perf_counter() - run_state.seconds
     try:
-        with watched(method.name, prepared.notes, progress) as watchers:
+        with watched(shown_name(method), prepared.notes, progress) as watchers:
             site.open(job, federation, run_state.stores, files)
             rounds = Rounds(prepared, site, [*callbacks, *watchers], run_state)
             rounds.run()

@@ -156,11 +156,13 @@ class RunNumbers:
         every = [(*key, value) for key, value in found.items()]
         return [*every, *(("mean", *key, fmean(values)) for key, values in means.items())]
 
-    def curve(self, name: str) -> list[tuple[int, float]]:
-        """By round, the global on the common test set or the mean over clients on their own."""
+    def curve(self, name: str, among: Collection[str] | None = None) -> list[tuple[int, float]]:
+        """By round, the global on the common test set or the mean over clients, `among` these, on their own."""
         if name == "global":
             return self.history.global_curve()
-        return self.history.served_curve() if name == "predictor" else self.history.curve("global")
+        without = None if among is None else {client["id"] for client in self.summary["clients"]} - {*among}
+        served = name == "predictor"
+        return self.history.served_curve(without) if served else self.history.curve("global", without=without)
 
     def measure(
         self, asked: Measure, alone: RunNumbers | None = None, among: Collection[str] | None = None
@@ -177,10 +179,10 @@ class RunNumbers:
                     raise InputError(
                         f"measure: {asked.name} is of a percentage, and {self.headline.name} is none; leave it out"
                     )
-                round = next((at for at, value in self.curve(asked.curve) if value >= asked.x / 100), None)
+                round = next((at for at, value in self.curve(asked.curve, among) if value >= asked.x / 100), None)
                 return None if round is None else self._spent(asked, round)
             case "spread_last_20":
-                last = [value for round, value in self.curve(asked.curve) if round][-20:]
+                last = [value for round, value in self.curve(asked.curve, among) if round][-20:]
                 return stdev(last) if len(last) == 20 else None  # fewer would include the start
             case "bytes_up" | "bytes_down":
                 entries = [entry for entry in self.ledger if entry.direction == asked.name.removeprefix("bytes_")]
@@ -233,14 +235,15 @@ class ResultNumbers(RunNumbers):
         return self.result.history, self.result.ledger
 
 
-def counted_in_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> set[str] | None:
-    """The clients whose predictors count in both runs, given their summaries: a difference is over these.
+def counted_in_all(*runs: Mapping[str, Any]) -> set[str] | None:
+    """The clients whose predictors count in all of these runs, given their summaries: a difference is over these.
 
     None where all clients count, and where the runs have other clients: then there is no client to pair.
     """
-    of = a["clients"], b["clients"]
-    ids, counted = ([{c["id"] for c in mine if wanted(c)} for mine in of] for wanted in (lambda _: True, counts))
-    return None if ids[0] != ids[1] or counted == ids else counted[0] & counted[1]
+    ids = [{client["id"] for client in run["clients"]} for run in runs]
+    counted = [{client["id"] for client in run["clients"] if counts(client)} for run in runs]
+    alike = all(mine == ids[0] for mine in ids)
+    return set.intersection(*counted) if alike and counted != ids else None
 
 
 def counts(client: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mutua.engines.choice import LOCAL, EngineChoice
 from mutua.recipe.grid import Cell, Labels
-from mutua.studies.measures import REACHING, Measure
+from mutua.studies.measures import REACHING, Measure, counted_in_all
 from mutua.studies.papers.items import Claim, Item, Scale, load_item
 from mutua.studies.statistics import Difference, Spread, paired
 from mutua.studies.sweep import PlannedRun, Sweep
@@ -123,27 +123,47 @@ class Reproduction:
         """What this scale leaves out of the paper's settings."""
         return list(self.item.laptop.cut) if self.scale == "laptop" else []
 
-    def values(self, labels: Labels, measure: str, whole: bool = False) -> dict[int, float | None]:
+    def values(
+        self, labels: Labels, measure: str, beside: Labels | None = None, whole: bool = False
+    ) -> dict[int, float | None]:
         """By seed, as printed, the mean over all cells that agree with the labels.
 
-        Seeds with a missing run are left out. `whole` is what the runs took altogether.
+        Seeds with a missing run are left out. If they are compared with the cells `beside` them, numbers over
+        clients are of those that count in both. `whole` is what the runs took altogether.
         """
-        asked, cells = Measure.of(measure), [cell for cell, _ in self.cells if cell.agrees(labels)]
+        asked = Measure.of(measure)
         found: dict[int, float | None] = {}
         for seed in self.seeds:
-            runs = [(self._planned[self._run(cell), seed], cell.labels.get(_HOW)) for cell in cells]
-            if runs and all(run.finished for run, _ in runs):
-                mean = _mean([self._value(run, how, asked, whole) for run, how in runs])
+            runs = self._finished(labels, seed)
+            rivals = [] if beside is None else self._finished(beside, seed)
+            among = (
+                counted_in_all(*(self.sweep.numbers(run).summary for run, _ in [*runs, *rivals]))
+                if rivals
+                else None
+            )
+            if runs:
+                mean = _mean([self._value(run, how, asked, among, whole) for run, how in runs])
                 found[seed] = None if mean is None else mean * asked.unit
         return found
 
-    def _value(self, run: PlannedRun, how: str | None, measure: Measure, whole: bool) -> float | None:
+    def _finished(self, labels: Labels, seed: int) -> list[tuple[PlannedRun, str | None]]:
+        """The runs of all cells that agree with the labels, and what a newcomer does after each.
+
+        None, if one is missing.
+        """
+        cells = [cell for cell, _ in self.cells if cell.agrees(labels)]
+        runs = [(self._planned[self._run(cell), seed], cell.labels.get(_HOW)) for cell in cells]
+        return runs if all(run.finished for run, _ in runs) else []
+
+    def _value(
+        self, run: PlannedRun, how: str | None, measure: Measure, among: set[str] | None, whole: bool
+    ) -> float | None:
         if run.newcomer and how is not None and measure.name == "predictor":
             return run.joined(how)
         numbers = self.sweep.numbers(run)
         if whole:
             return numbers.whole(measure)
-        return numbers.measure(measure, self.sweep.alone(run) if measure.name == "better_off" else None)
+        return numbers.measure(measure, self.sweep.alone(run) if measure.name == "better_off" else None, among)
 
     @cached_property
     def table(self) -> list[TableRow]:
@@ -182,7 +202,7 @@ class Reproduction:
 
     def _judged(self, claim: Claim) -> ClaimVerdict:
         than = claim.better if claim.than is None else claim.than
-        sides = (claim.better, claim.measure), (than, claim.than_measure or claim.measure)
+        sides = (claim.better, claim.measure, than), (than, claim.than_measure or claim.measure, claim.better)
         a, b = self.values(*sides[0]), self.values(*sides[1])
         first, second = paired(a, b)
         ours = Spread.of(first), Spread.of(second)
@@ -192,12 +212,12 @@ class Reproduction:
             first, second = _reached(first, second, all_first), _reached(second, first, all_second)
         second = [None if value is None else claim.times * value for value in second]
         found = Difference.of_pairs(second, first) if claim.lower else Difference.of_pairs(first, second)
-        there = all(self._name(labels) is not None for labels, _ in sides)
+        there = all(self._name(labels) is not None for labels, *_ in sides)
         return ClaimVerdict(
             text=claim.text,
             control=claim.control,
             measure=claim.measure,
-            paper=(self._printed(*sides[0]), self._printed(*sides[1])),
+            paper=(self._printed(*sides[0][:2]), self._printed(*sides[1][:2])),
             ours=((ours[0].mean, ours[0].sd), (ours[1].mean, ours[1].sd)),
             difference=found.mean,
             low=found.low,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mutua.learning.headline import Headline
 from mutua.recipe.grid import facets
 from mutua.rounds.participation import never_drawn
-from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart, counted_in_both, counts
+from mutua.studies.measures import ComparableRun, Measure, RunNumbers, alone_counterpart, counted_in_all, counts
 from mutua.studies.statistics import BySeed, Difference, Spread, paired
 from mutua.support.files import AtomicFiles, to_json
 from mutua.support.text import some, spreadsheet_csv
@@ -73,7 +73,7 @@ def _row(
     headline = Headline.of(runs[0])
 
     def by_seed(of: Mapping[int, dict[str, Any]], beside: Mapping[int, dict[str, Any]], measure: str) -> BySeed:
-        both = {seed: counted_in_both(run, beside[seed]) for seed, run in of.items() if seed in beside}
+        both = {seed: counted_in_all(run, beside[seed]) for seed, run in of.items() if seed in beside}
         return {seed: _accuracy(of[seed], measure, among) for seed, among in both.items()}
 
     return {

@@ -7,7 +7,7 @@ from functools import partial
 
 from mutua.reports.study import Run, Study, Value, common_value
 from mutua.reports.tables import Bytes, CellValue, Table, difference_of, scores_of
-from mutua.studies.measures import ABOUT, counted_in_both, counts
+from mutua.studies.measures import ABOUT, counted_in_all, counts
 from mutua.studies.statistics import Difference, Spread, better_or_worse
 from mutua.studies.summaries import OVER_BOTH
 
@@ -81,7 +81,7 @@ def _over_both(name: str, mine: Sequence[Run], theirs: Sequence[Run]) -> tuple[l
     """A measure in the seeds that both labels have, over the clients that count in both runs of a seed."""
     beside = {run.seed: run for run in theirs if run.summary is not None}
     pairs = [(run, beside[run.seed]) for run in mine if run.summary is not None and run.seed in beside]
-    both = [(*pair, counted_in_both(*(run.summary or {} for run in pair))) for pair in pairs]
+    both = [(*pair, counted_in_all(*(run.summary or {} for run in pair))) for pair in pairs]
     return [a.measure(name, among=among) for a, _, among in both], [
         b.measure(name, among=among) for _, b, among in both
     ]
