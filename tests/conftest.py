@@ -100,6 +100,17 @@ def nets() -> SimpleNamespace:
 # Data
 
 
+PLAN: dict[str, Any] = {
+    "rounds": 3,
+    "batch_size": 4,
+    "device": "cpu",
+    "workers": 1,
+    "progress": False,
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+}
+"""What `mutua.run` gets where two methods must give the same bits."""
+
+
 def make_blobs(
     n: int, *, seed: int = 0, classes: Sequence[str] = CLASSES, features: int = FEATURES, spread: float = 1.0
 ) -> Samples:
@@ -491,6 +502,12 @@ def assert_repeatable(run: Simulation, identical: Callable[[Tensors, Tensors], b
             sent = run.engine.replies[round, "b"].message
             assert sent is not None
             assert first.message.encode() == again.message.encode() == sent.encode()
+
+
+def kept_numbers(run: Simulation) -> list[torch.Tensor]:
+    """All that the clients of a run keep in their stores and that nobody else could know."""
+    kept = [array for state in run.engine.kept.values() for arrays in state.values() for array in arrays.values()]
+    return [array for array in kept if array.dtype.is_floating_point and array.unique().numel() >= 2]
 
 
 def exact_epsilon(sigma: float, times: int, delta: float) -> float:

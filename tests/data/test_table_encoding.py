@@ -157,33 +157,27 @@ def test_no_fitted_number_depends_on_held_out_or_opted_out_rows(seed: int, rows:
     own = frame(seed % 5, rows)
     marks = np.random.default_rng(seed).random(rows) < 0.3
     own["out"] = [*marks]
-    federation = mutua.Federation.from_table(
-        own,
-        target="sick",
-        columns=DECLARED,
-        infer=False,
-        opted_out="out",
-        partition=mutua.partitions.IID(clients=2),
-        models="linear",
-        classes=["0", "1"],
-        seed=seed,
-    )
+
+    def dealt(rows: dict[str, list[object]]) -> mutua.Federation:
+        return mutua.Federation.from_table(
+            rows,
+            target="sick",
+            columns=DECLARED,
+            infer=False,
+            opted_out="out",
+            partition=mutua.partitions.IID(clients=2),
+            models="linear",
+            classes=["0", "1"],
+            seed=seed,
+        )
+
+    federation = dealt(own)
     for client in ("c0", "c1"):
         found = statistics(federation, client)
         wanted = by_hand(federation, client)
         assert np.allclose([(s.mean, s.std) for s in found], wanted, rtol=1e-5)  # type: ignore[attr-defined]
     louder = {**own, "age": [v * (scale if out else 1) for v, out in zip(own["age"], marks, strict=True)]}  # type: ignore[operator]
-    again = mutua.Federation.from_table(
-        louder,
-        target="sick",
-        columns=DECLARED,
-        infer=False,
-        opted_out="out",
-        partition=mutua.partitions.IID(clients=2),
-        models="linear",
-        classes=["0", "1"],
-        seed=seed,
-    )
+    again = dealt(louder)
     assert all(statistics(again, client) == statistics(federation, client) for client in ("c0", "c1"))
 
 

@@ -13,6 +13,7 @@ import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
 import mutua
+from conftest import PLAN
 from mutua import SGD, Federation, InputError
 from mutua.data.public import Public
 from mutua.methods import DataSharing, FedAvg
@@ -21,15 +22,6 @@ from mutua.support.tensor_files import Tensors
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
-
-PLAN: dict[str, Any] = {
-    "rounds": 3,
-    "batch_size": 4,
-    "device": "cpu",
-    "workers": 1,
-    "progress": False,
-    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-}
 
 
 def joined(state: Tensors) -> np.ndarray:

@@ -13,6 +13,7 @@ import torch
 from scipy.special import softmax  # type: ignore[import-untyped]
 
 import mutua
+from conftest import PLAN
 from mutua import Federation, InputError, Kind, Message
 from mutua.methods import FD, Independent, Part
 from mutua.rounds.events import Rejected
@@ -21,15 +22,6 @@ from mutua.support.tensor_files import Tensors
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
-
-PLAN: dict[str, Any] = {
-    "rounds": 3,
-    "batch_size": 4,
-    "device": "cpu",
-    "workers": 1,
-    "progress": False,
-    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-}
 
 
 def test_without_gamma_each_client_is_alone_whatever_its_design(

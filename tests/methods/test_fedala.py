@@ -13,6 +13,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from torch import nn
 
 import mutua
+from conftest import PLAN
 from mutua import Federation, InputError
 from mutua.methods import FedALA, FedAvg
 from mutua.support.tensor_files import Tensors
@@ -20,15 +21,6 @@ from mutua.support.tensor_files import Tensors
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
-
-PLAN: dict[str, Any] = {
-    "rounds": 3,
-    "batch_size": 4,
-    "device": "cpu",
-    "workers": 1,
-    "progress": False,
-    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-}
 
 
 @pytest.mark.parametrize("net", ["plain", "normed", "dropping"])

@@ -19,7 +19,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import assert_repeatable
+from conftest import assert_repeatable, kept_numbers
 from mutua import Architecture, Client, Federation, InputError, Kind, Message, Refused, Samples
 from mutua.data.public import Public, carve
 from mutua.federation.module_pool import Modules
@@ -428,13 +428,7 @@ def test_messages_hold_probabilities_on_public_data_and_one_accuracy_and_nothing
     for brief in run.engine.briefs.values():
         assert {part.kind for part in brief.values()} == {Kind.PROBABILITIES, Kind.ACCURACY}
     # No weight, optimizer state, kept gradient, sample or label of anybody is in any byte that crossed.
-    secrets = [
-        array
-        for state in run.engine.kept.values()
-        for arrays in state.values()
-        for array in arrays.values()
-        if array.dtype.is_floating_point and array.unique().numel() >= 2
-    ]
+    secrets = kept_numbers(run)
     secrets += [row for client in federation.clients for row in client.train.x]
     secrets += [split.y for client in federation.clients for split in (client.train, client.val, client.test)]
     assert len(secrets) > 200

@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import assert_repeatable
+from conftest import assert_repeatable, kept_numbers
 from mutua import Architecture, Federation, InputError, Kind, Message, Samples
 from mutua import run as run_method
 from mutua.data.partitions import IID
@@ -230,13 +230,7 @@ def test_scores_on_public_data_leave_and_nothing_else(members: Any, learn: Any) 
         assert round > 1
         assert set(load(brief.encode())) == {"scores/consensus/"}
         crossed.append(brief.encode())
-    secrets = [
-        array
-        for state in run.engine.kept.values()
-        for arrays in state.values()
-        for array in arrays.values()
-        if array.dtype.is_floating_point and array.unique().numel() >= 2
-    ]
+    secrets = kept_numbers(run)
     secrets += [row for client in federation.clients for row in client.train.x]
     secrets += [client.train.y for client in federation.clients]
     raw = [secret.contiguous().numpy().tobytes() for secret in secrets]

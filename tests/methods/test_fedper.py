@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import mutua
+from conftest import PLAN
 from mutua import Federation
 from mutua.methods import FedAvg, FedBN, FedPer
 from mutua.support.tensor_files import Tensors
@@ -19,15 +20,6 @@ from mutua.support.tensor_files import Tensors
 Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
-
-PLAN: dict[str, Any] = {
-    "rounds": 3,
-    "batch_size": 4,
-    "device": "cpu",
-    "workers": 1,
-    "progress": False,
-    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-}
 
 
 class Downsampling(nn.Module):

@@ -13,6 +13,7 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from torch import nn
 
 import mutua
+from conftest import PLAN
 from mutua import Federation
 from mutua.federation.module_pool import Modules
 from mutua.methods import FedAvg, Participant, PerFedAvg
@@ -22,14 +23,6 @@ Federate = Callable[..., Federation]
 Simulate = Callable[..., Any]
 Identical = Callable[[Tensors, Tensors], bool]
 
-PLAN: dict[str, Any] = {
-    "rounds": 3,
-    "batch_size": 4,
-    "device": "cpu",
-    "workers": 1,
-    "progress": False,
-    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
-}
 HESSIANS = ("first-order", "difference", "exact")
 
 
