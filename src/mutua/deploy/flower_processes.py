@@ -154,17 +154,11 @@ def launcher() -> None:
     import flwr.supernode.runtime.run_clientapp  # noqa: F401
 
     import mutua.engines.flower_client_app  # noqa: F401
+    from mutua.engines.site_socket import private_door
 
     place = Path(os.environ[LAUNCHER_VARIABLE])
-    place.unlink(missing_ok=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked
-    with socket.socket(socket.AF_UNIX) as door:
-        before = os.umask(0o177)
-        try:
-            door.bind(str(place))
-        finally:
-            os.umask(before)
-        door.listen(16)
+    with private_door(place, waiting=16) as door:
         print("ready", flush=True)
         while True:
             line, _ = door.accept()

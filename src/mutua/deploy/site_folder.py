@@ -82,7 +82,7 @@ class SiteFolder:
             raise InputError(f"FOLDER: {missing}; give the folder that the organiser handed out")
         key = found.path / KEY
         if stat.S_IMODE(key.stat().st_mode) & 0o077:
-            raise InputError(f"FOLDER: others may read {key}; make it yours alone: chmod 600 {key}")
+            raise InputError(f"FOLDER: other users may read {key}; take that away: chmod 600 {key}")
         return found
 
     @cached_property

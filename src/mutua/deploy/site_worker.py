@@ -17,7 +17,7 @@ READY = "ready"
 
 
 def work_at_site(folder: str, place: str, trusted: str) -> None:
-    """Load the site, say `ready`, and answer for ever. A mistake in the folder is one line."""
+    """Load the site, say `ready`, and answer until the process ends. A mistake in the folder is one line."""
     end_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     importing.trust(*filter(None, trusted.split(",")))

@@ -320,7 +320,7 @@ class RayPool:
         worker.hello, self._lost_at_start = hello, 0
 
     def _check_hope(self, waiting: list[tuple[WorkItem, int]], alone_since: float) -> None:
-        """Refuse to wait for ever: for a worker that can read a client's files, or for any worker at all."""
+        """Refuse to wait without end: for a worker that can read a client's files, or for any worker at all."""
         if time.monotonic() - alone_since > PATIENCE:
             raise RunError(f"engine: {self._no_worker()}")
         if not all(worker.hello for worker in self._workers):

@@ -9,8 +9,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mutua.engines.site_requests import LONGEST_HEADER, BadHeader, SiteAnswer, SiteRequest
@@ -38,16 +38,9 @@ def ask_worker(place: str, request: SiteRequest) -> SiteAnswer:
 
 
 def serve_worker(place: Path, answer: Callable[[SiteRequest], SiteAnswer]) -> None:
-    """Answer one request after the other, for ever. Whoever is another user is turned away."""
+    """Answer requests, one after the other, until the process ends. Other users get no answer."""
     _check_private(place.parent)
-    place.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as door:
-        before = os.umask(0o177)
-        try:
-            door.bind(str(place))
-        finally:
-            os.umask(before)
-        door.listen(4)
+    with private_door(place, waiting=4) as door:
         while True:
             line, _ = door.accept()
             with line, suppress(OSError, EOFError, BadHeader):  # whoever asked has gone, or was no mutua
@@ -56,10 +49,24 @@ def serve_worker(place: Path, answer: Callable[[SiteRequest], SiteAnswer]) -> No
                     _send(line, made.header, made.body)
 
 
+@contextmanager
+def private_door(place: Path, waiting: int) -> Iterator[socket.socket]:
+    """A socket that listens at this path, which only its owner may use; so many may wait there."""
+    place.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as door:
+        before = os.umask(0o177)
+        try:
+            door.bind(str(place))
+        finally:
+            os.umask(before)
+        door.listen(waiting)
+        yield door
+
+
 def _check_private(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{folder} must be yours alone (chmod 700)")
+        raise PermissionError(f"{folder} must not be open to other users; chmod 700 {folder}")
 
 
 def _peer(line: socket.socket) -> int:

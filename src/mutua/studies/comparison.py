@@ -24,7 +24,7 @@ from mutua.runs.result import Result
 from mutua.runs.run import carry_out
 from mutua.studies.comparison_tables import comparison_remarks, comparison_tables
 from mutua.studies.contenders import Contender, read_contenders
-from mutua.studies.measures import ResultNumbers, training_length
+from mutua.studies.measures import MethodRun, ResultNumbers
 from mutua.studies.summaries import (
     RESULTS,
     compared,
@@ -88,7 +88,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(MethodRun):
     """One run of a comparison."""
 
     label: str
@@ -96,28 +96,9 @@ class Compared:
     result: Result
 
     @property
-    def method(self) -> str:
-        """The method's name, or the path of a class of the user's own."""
-        return base.recipe_name(self.result.job.method)
-
-    @property
-    def alone(self) -> bool:
-        """Whether its clients train alone, in every round."""
-        job = self.result.job
-        return self.method == "independent" and (job.method.works_alone or job.plan.client_fraction == 1)
-
-    @property
-    def length(self) -> str | None:
-        """How long a client is to train."""
-        plan = self.result.job.plan
-        if self.alone and self.stops_early:
-            return None
-        return training_length(plan.rounds, plan.epochs, plan.steps)
-
-    @property
-    def stops_early(self) -> bool:
-        """Whether its clients train until validation says stop."""
-        return self.result.job.method.stops_early
+    def made_by(self) -> tuple[Method, Plan]:
+        """The method and the plan."""
+        return self.result.job.method, self.result.job.plan
 
     @property
     def cell_name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mutua.errors import InputError, suggest
 from mutua.federation.ledger import Direction, Ledger
+from mutua.federation.plan import Plan
 from mutua.learning.headline import METRICS, Headline
+from mutua.methods.base import Method, recipe_name
+from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History
 from mutua.runs.folder import RunFolder
 from mutua.runs.result import Result
@@ -283,6 +287,37 @@ class ComparableRun(Protocol):
     @property
     def length(self) -> str | None:
         """How long a client is to train, such as "20 epochs"; None where validation alone says when to stop."""
+
+
+class MethodRun(ABC):
+    """A run whose method is at hand: what it says of how the clients train."""
+
+    @property
+    @abstractmethod
+    def made_by(self) -> tuple[Method, Plan | Recipe]:
+        """The method, and what says how long it trains."""
+
+    @property
+    def method(self) -> str:
+        """The method's name, or the path of a class of the user's own."""
+        return recipe_name(self.made_by[0])
+
+    @property
+    def alone(self) -> bool:
+        """Whether its clients train alone, in every round."""
+        method, plan = self.made_by
+        return self.method == "independent" and (method.works_alone or plan.client_fraction == 1)
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether its clients train until validation says stop."""
+        return self.made_by[0].stops_early
+
+    @property
+    def length(self) -> str | None:
+        """How long a client is to train."""
+        plan = self.made_by[1]
+        return None if self.alone and self.stops_early else training_length(plan.rounds, plan.epochs, plan.steps)
 
 
 _Run = TypeVar("_Run", bound=ComparableRun)

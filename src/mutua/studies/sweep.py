@@ -13,18 +13,14 @@ from typing import Any
 
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.methods import base
+from mutua.methods.base import Method
 from mutua.recipe.grid import Cell
 from mutua.recipe.recipe import FEDERATION_FIELDS, Recipe
 from mutua.rounds.preparation import Prepared, prepare
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import first_changes, hash_inputs
 from mutua.runs.newcomer import HOWS, read_joined, without_last
-from mutua.studies.measures import (
-    RunNumbers,
-    alone_counterpart,
-    training_length,
-)
+from mutua.studies.measures import MethodRun, RunNumbers, alone_counterpart
 from mutua.studies.summaries import (
     COLUMNS,
     RESULTS,
@@ -40,7 +36,7 @@ from mutua.support.folders import FolderLock, new_folder, refuse_links
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(MethodRun):
     """One run of a sweep: a cell with a seed."""
 
     cell: Cell
@@ -82,28 +78,9 @@ class PlannedRun:
             )
 
     @property
-    def method(self) -> str:
-        """The method's name, or the path of a class of the user's own."""
-        return base.recipe_name(self.recipe.method)
-
-    @property
-    def alone(self) -> bool:
-        """Whether its clients train alone, in every round."""
-        full = self.recipe.method.works_alone or self.recipe.client_fraction == 1
-        return self.method == "independent" and full
-
-    @property
-    def length(self) -> str | None:
-        """How long a client is to train."""
-        recipe = self.recipe
-        if self.alone and self.stops_early:
-            return None
-        return training_length(recipe.rounds, recipe.epochs, recipe.steps)
-
-    @property
-    def stops_early(self) -> bool:
-        """Whether its clients train until validation says stop."""
-        return self.recipe.method.stops_early
+    def made_by(self) -> tuple[Method, Recipe]:
+        """The method, and the recipe, which says how long it trains."""
+        return self.recipe.method, self.recipe
 
     @property
     def cell_name(self) -> str:
