@@ -40,7 +40,7 @@ class _Crossing:
         """What was sent; `BadHeader` if it is anything else."""
         try:
             told = json.loads(header) if len(header) <= LONGEST_HEADER else None
-        except ValueError:
+        except (ValueError, RecursionError):
             told = None
         known = {one.name for one in fields(cls)} - {"body"}
         if not isinstance(told, dict) or set(told) != known:
@@ -85,7 +85,7 @@ class SiteAnswer(_Crossing):
     """In one line, why it was refused or failed."""
     diverged: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the site says of itself: `SiteFacts` of engines/site.py lists all of it."""
+    """What the site says of itself; `Site` in engines/site.py lists all of it."""
 
     def check(self) -> None:
         """The types of all fields."""

@@ -94,4 +94,4 @@ class SiteStore(Store):
         return self.folder / "commits.json"
 
 
-_WAY_OUT = "put it back from a backup, or remove the run's folder to begin anew in this run"
+_WAY_OUT = "put it back from a backup, or remove the run's folder to begin this run again"

@@ -181,7 +181,7 @@ class RunNumbers:
             case "rounds_to" | "bytes_to":
                 if not self.headline.in_percent:
                     raise InputError(
-                        f"measure: {asked.name} is of a percentage, and {self.headline.name} is none; leave it out"
+                        f"measure: {asked.name} needs a percentage; {self.headline.name} is not one: leave it out"
                     )
                 round = next((at for at, value in self.curve(asked.curve, among) if value >= asked.x / 100), None)
                 return None if round is None else self._spent(asked, round)
