@@ -75,3 +75,8 @@ def test_the_lowest_versions_are_those_of_the_project() -> None:
     with pytest.raises(SystemExit, match=r"'f<2' has no lowest version; write name>=version"):
         list(lowest({"dependencies": ["f<2"], "optional-dependencies": {}}))
     assert len(list(lowest(PROJECT))) > 20  # every one of ours has a lowest version
+
+
+def test_every_method_has_fingerprints() -> None:
+    """A refactoring that changes a method's result is seen only if `tools/fingerprints.py` runs it."""
+    assert sorted(runpy.run_path(str(ROOT / "tools" / "fingerprints.py"))["METHODS"]) == mutua.methods.names()

@@ -121,8 +121,9 @@ def main() -> None:
         print(json.dumps(made, indent=1))
         return
     before = json.loads(given.against.read_text())
-    odd = [f"{run}: {what}" for run, now in made.items() for what in now if before[run][what] != now[what]]
-    print(f"{len(made)} runs, {len(odd)} differences", *odd, sep="\n")
+    both = {run: now for run, now in made.items() if run in before}
+    odd = [f"{run}: {what}" for run, now in both.items() for what in now if before[run][what] != now[what]]
+    print(f"{len(both)} runs, {len(odd)} differences; {len(made) - len(both)} runs are new", *odd, sep="\n")
     sys.exit(bool(odd))
 
 
