@@ -56,6 +56,7 @@ METHODS = [
     "fedavg",
     "fedbn",
     "fedh2l",
+    "fedkd",
     "afl",
     "feddf",
     "fedmd",

@@ -20,7 +20,7 @@ WEIGHTS = RNG.normal(size=(4, 2))
 LABELS = (X @ WEIGHTS > 0).astype(int)
 VALUES = X @ WEIGHTS[:, 0] * 5 + 20
 REGRESSION = mutua.tasks.Regression(mean=20, std=5)
-OWN_DESIGNS = ("aggregated", "dml", "fedh2l", "fedmd", "fd", "fml", "fmlu", "independent")
+OWN_DESIGNS = ("aggregated", "dml", "fedh2l", "fedmd", "fd", "fedkd", "fml", "fmlu", "independent")
 REFUSE = ("fd", "fedh2l", "fmlu", "mixture")
 """Of the methods here; other methods may refuse too, and say why."""
 

@@ -92,6 +92,10 @@ ROWS += [
     Row("moon", shared=("before",)),
     Row("moon", {"mu": 5.0, "weights": "uniform", "serve": "local"}, shared=("before", "local")),
 ]
+ROWS += [
+    Row("fedkd", {"energy": 0.6}),
+    Row("fedkd", {"hidden": 0, "adaptive": False, "energy": 1}),
+]
 NETS = ("plain", "normed")
 EVERY = pytest.mark.parametrize("row", ROWS, ids=str)
 BOTH = pytest.mark.parametrize("net", NETS)

@@ -26,6 +26,7 @@ IN_WORDS = {
     Kind.CHOICE: "which of several shared models suits your data best",
     Kind.PROTOTYPES: "the mean features of your training samples, class by class",
     Kind.CONTROL: "by how much your model drifts from the others', weight by weight",
+    Kind.FACTORS: "how that copy has changed, of larger weights only the main part",
     Kind.FEATURES: "features of your training samples",
     Kind.LABELS: "labels of your training samples",
 }

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     CHOICE = "choice"
     PROTOTYPES = "prototypes"
     CONTROL = "control"
+    FACTORS = "factors"
     FEATURES = "features"
     LABELS = "labels"
 
@@ -179,10 +180,10 @@ def declared(shares: Shares) -> str:
 def may_leave(message: Message | None, shares: Shares, brief: Message | None) -> None:
     """Refuse, by name, a message that holds anything the method did not declare.
 
-    Weights and controls must have names, shapes and types of the server's own, and whole numbers as they came.
-    Counts, choices, entropies, accuracies and losses are one number each. Prototypes are one vector per class,
-    features one row per sample, labels one whole number per sample. So neither an adaptor nor label counts can
-    leave inside a declared part.
+    Weights and controls must have names, shapes and types of the server's own, and whole numbers as they came;
+    factors are pairs whose product is as one of those weights. Counts, choices, entropies, accuracies and losses
+    are one number each. Prototypes are one vector per class, features one row per sample, labels one whole number
+    per sample. So neither an adaptor nor label counts can leave inside a declared part.
     """
     if message is None:
         return
@@ -208,6 +209,8 @@ def may_leave(message: Message | None, shares: Shares, brief: Message | None) ->
             _are_labels(name, part.arrays)
         elif not all(array.is_floating_point() for array in part.arrays.values()):
             raise Refused(f"{part.kind} '{name}' may not leave; it is whole numbers")
+        elif part.kind is Kind.FACTORS:
+            _are_factors(name, part.arrays, came)
         elif part.kind is Kind.PROTOTYPES:
             _are_one_vector_each(name, part.arrays)
         elif part.kind is Kind.FEATURES and (list(part.arrays) != [""] or part.arrays[""].dim() < 2):
@@ -239,6 +242,21 @@ def _are_one_vector_each(name: str, arrays: Tensors) -> None:
         raise Refused(
             f"prototypes '{name}' may not leave; they are not one vector for each class, all of one length"
         )
+
+
+def _are_factors(name: str, arrays: Tensors, came: Tensors) -> None:
+    names = {key.rpartition(".")[0] for key in arrays}
+    if arrays.keys() != {f"{of}.{side}" for of in names for side in ("left", "right")}:
+        raise Refused(f"factors '{name}' may not leave; they are not a NAME.left and a NAME.right for each weight")
+    for of in sorted(names):
+        if of not in came:
+            raise Refused(f"factors '{of}' may not leave; the global has no such name")
+        left, right, whole = arrays[f"{of}.left"], arrays[f"{of}.right"], came[of]
+        rows, columns = len(whole) if whole.dim() else 0, whole[:1].numel() if whole.dim() else 0
+        fit = (*left.shape, *right.shape) == (rows, *left.shape[1:], *left.shape[1:], columns)
+        if not fit or left.dim() != 2 or {left.dtype, right.dtype} != {whole.dtype}:
+            there = f"{whole.dtype} {tuple(whole.shape)}"
+            raise Refused(f"factors '{of}' are {tuple(left.shape)} and {tuple(right.shape)}, the global's {there}")
 
 
 def _is_as_it_came(kind: Kind, name: str, array: Tensor, came: Tensor) -> None:

@@ -22,6 +22,7 @@ from mutua.methods.fedavg import FedAvg, FedProx
 from mutua.methods.fedbabu import FedBABU
 from mutua.methods.feddf import FedDF
 from mutua.methods.fedh2l import FedH2L
+from mutua.methods.fedkd import FedKD
 from mutua.methods.fedmd import FedMD
 from mutua.methods.fedopt import FedOpt, Reptile
 from mutua.methods.fedper import FedBN, FedPer
@@ -74,6 +75,7 @@ __all__ = [
     "FedBN",
     "FedDF",
     "FedH2L",
+    "FedKD",
     "FedMD",
     "FedOpt",
     "FedPer",

@@ -43,6 +43,7 @@ BANDWIDTH = {
     Kind.SCORES: "classes × a public subset",
     Kind.PROTOTYPES: "classes × features",
     Kind.CONTROL: "a model",
+    Kind.FACTORS: "less than a model",
     Kind.FEATURES: "samples × features",
     Kind.LABELS: "samples",
 }

@@ -23,7 +23,11 @@ from mutua.methods.promises import doubt, promised
 from mutua.rounds.participation import Participation
 
 # How a method stops sending what would be neither noised nor counted.
-WAYS_OUT = {Kind.COUNT: "set weights: uniform", Kind.ENTROPY: "set uncertain_merge: false"}
+WAYS_OUT = {
+    Kind.COUNT: "set weights: uniform",
+    Kind.ENTROPY: "set uncertain_merge: false",
+    Kind.FACTORS: "set energy: 1",
+}
 RANDOMNESS = {
     "system": "noise from the system's random source, so the run does not repeat",
     "seeded": "noise from the seed, which whoever knows the seed can take off",
