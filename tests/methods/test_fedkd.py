@@ -1,4 +1,4 @@
-"""FedKD: stripped it is DML; two rounds by its formulas; what leaves is the main part of a change, and is smaller."""
+"""FedKD: stripped it is DML; two rounds by its formulas; what leaves is the main part of a change."""
 
 from __future__ import annotations
 

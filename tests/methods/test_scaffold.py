@@ -133,7 +133,7 @@ def test_what_leaves_is_a_meme_and_a_control_of_each_parameter(
     run = simulate(Scaffold(), federation)
     assert set(run.ledger.kinds("up")) == {"weights: meme", "control: control"}
     reply = run.engine.replies[1, "a"].message
-    assert reply.nbytes == Scaffold().reply_bytes(federation, run.job.plan)
+    assert reply.nbytes <= Scaffold().reply_bytes(federation, run.job.plan)
     assert set(reply.arrays("control")) == {n for n in reply.arrays("meme") if not n.startswith("norm.r")} - {
         "norm.num_batches_tracked"
     }

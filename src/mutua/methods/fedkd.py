@@ -1,12 +1,10 @@
 """FedKD: a large model that stays and a small one that is shared teach each other, by how right they are.
 
-Wu et al. 2022, "Communication-efficient federated learning via knowledge distillation" (the adaptive mutual
-distillation and hidden losses, and the dynamic approximation of what is sent by its largest singular values).
+Wu et al. 2022, "Communication-efficient federated learning via knowledge distillation" (its losses and its SVD).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -28,8 +26,6 @@ from mutua.methods.fml import Mutual
 from mutua.methods.participant import Participant
 from mutua.methods.server import Server
 from mutua.models import features
-
-_HIDDEN = "hidden"
 
 
 @register
@@ -58,8 +54,8 @@ class FedKD(Mutual):
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
         """A whole meme, and the names of all factors."""
         assert federation.global_model is not None
-        names = build(federation.global_model, federation.clients[0], plan.seed).state_dict()
-        thin = {f"{name}{side}": torch.empty(0, 0) for name in names for side in (LEFT, RIGHT)}
+        model = build(federation.global_model, federation.clients[0], plan.seed)
+        thin = {name + side: torch.empty(0, 0) for name in model.state_dict() for side in (LEFT, RIGHT)}
         return super().reply_bytes(federation, plan) + Message(change=Part(Kind.FACTORS, thin)).envelope
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
@@ -67,20 +63,19 @@ class FedKD(Mutual):
 
         The divisor is how far the two are from right: a weight, through which nothing is learned.
         """
-        task, hidden = batch.task, _HIDDEN in models
-        z, personal = features(models["personal"], batch.x) if hidden else (None, models["personal"](batch.x))
-        z_meme, meme = features(models["meme"], batch.x) if hidden else (None, models["meme"](batch.x))
-        trust = 1.0
+        task, trust = batch.task, 1.0
+        if "hidden" in models:
+            (z, personal), (z_meme, meme) = (features(models[name], batch.x) for name in ("personal", "meme"))
+        else:
+            personal, meme = models["personal"](batch.x), models["meme"](batch.x)
         if self.adaptive:
-            with torch.no_grad():
-                wrong = task.loss(personal, batch.y) + task.loss(meme, batch.y)
-                trust = float(1 / wrong.clamp_min(torch.finfo(wrong.dtype).eps))
+            trust = 1 / max((task.loss(personal, batch.y) + task.loss(meme, batch.y)).item(), 1e-12)
         terms = {
             "personal": task.taught(personal, batch.y, meme, 1, trust, hp.temperature),
             "meme": task.taught(meme, batch.y, personal, 1, trust, hp.temperature),
         }
-        if z is not None:
-            terms[_HIDDEN] = hp.hidden * trust * F.mse_loss(models[_HIDDEN](z_meme), z)
+        if "hidden" in models:
+            terms["hidden"] = hp.hidden * trust * F.mse_loss(models["hidden"](z_meme), z)
         return terms
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
@@ -88,24 +83,18 @@ class FedKD(Mutual):
         assert brief is not None
         models = {"personal": client.model("personal"), "meme": client.fork(brief)}
         if self.hidden:
-            models[_HIDDEN] = self.projection(client, models)
+            models["hidden"] = self.projection(client, models)
         client.fit(self.objective, models)
         return self.packed(client, models["meme"], brief)
 
     def projection(self, client: Participant, models: Models) -> nn.Linear:
         """W, which makes the meme's features as wide as the personal model's; random at first."""
-        if _HIDDEN not in client.state:
+        if "hidden" not in client.state:
             one = client.train.take([0])
             wide, narrow = (client.features(models[name], one).shape[1] for name in ("personal", "meme"))
-            first = torch.randn(wide, narrow, generator=client.stream(_HIDDEN)) / math.sqrt(narrow)
-            client.state[_HIDDEN] = {"weight": first}
-        weight = client.state[_HIDDEN]["weight"]
-        shape = weight.shape[1], weight.shape[0]
-        made: nn.Linear = nn.utils.skip_init(
-            nn.Linear, *shape, bias=False, dtype=weight.dtype, device=client.device
-        )
-        made.load_state_dict(client.state[_HIDDEN])
-        return made
+            first = torch.randn(wide, narrow, generator=client.stream("hidden")) * narrow**-0.5
+            client.state["hidden"] = {"weight": first}
+        return client.linear("hidden")
 
     def packed(self, client: Participant, meme: nn.Module, brief: Message) -> Message:
         """What leaves: of a change M − G so many singular values as hold `energy` of it, where that is smaller."""
@@ -123,7 +112,7 @@ class FedKD(Mutual):
 
     def outliers(self, server: Server, replies: Mapping[str, Message]) -> dict[str, str]:
         """As every hub method, of memes put together."""
-        return super().outliers(server, {c: self.unpacked(server, c, reply) for c, reply in replies.items()})
+        return super().outliers(server, {c: self.unpacked(server, c, r) for c, r in replies.items()})
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """As every hub method, of memes put together."""

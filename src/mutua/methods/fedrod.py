@@ -69,15 +69,10 @@ class FedRoD(Averaging):
 
     def own_head(self, client: Participant, meme: nn.Module) -> nn.Linear:
         """h_P, linear on the features; all zero at first, so that a client begins with the generic model."""
-        classes = len(client.task.classes)
         if _HEAD not in client.state:
-            width = client.features(meme, client.train.take([0])).shape[1]
+            width, classes = client.features(meme, client.train.take([0])).shape[1], len(client.task.classes)
             client.state[_HEAD] = {"weight": torch.zeros(classes, width), "bias": torch.zeros(classes)}
-        like = client.state[_HEAD]["weight"]
-        shape = like.shape[1], classes
-        head: nn.Linear = nn.utils.skip_init(nn.Linear, *shape, dtype=like.dtype, device=client.device)
-        head.load_state_dict(client.state[_HEAD])
-        return head
+        return client.linear(_HEAD)
 
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """G(x) + h_P(z); before the first training, as for a newcomer, the global or what was tuned of it."""

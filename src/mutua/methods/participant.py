@@ -214,6 +214,16 @@ class Participant:
         self._designs[model] = {**architecture.spec(), "outputs": 1}
         return model
 
+    def linear(self, name: str) -> nn.Linear:
+        """A linear layer of the store, by the weight and, if it has one, the bias that a method has put there."""
+        kept = self.state[name]
+        outputs, inputs = kept["weight"].shape
+        made: nn.Linear = nn.utils.skip_init(
+            nn.Linear, inputs, outputs, bias="bias" in kept, dtype=kept["weight"].dtype, device=self.device
+        )
+        made.load_state_dict(kept)
+        return made
+
     def composite(self, rule: Rule, *, frozen: Collection[str] = (), **parts: nn.Module) -> Composite:
         """A predictor of several models that this client gave out, by a rule; `frozen` parts do not learn."""
         for name, part in parts.items():
