@@ -20,6 +20,7 @@ from mutua.models.registry import taken_by
 from mutua.reports import console
 from mutua.runs.listing import RunOverview
 from mutua.runs.newcomer import Joined
+from mutua.studies.systems import COLUMNS, PUBLISHED, systems
 from mutua.support.text import percent, several, size
 
 EXAMPLES = (
@@ -70,6 +71,33 @@ def show_methods() -> None:
 
 def _yes(fact: bool) -> str:
     return "yes" if fact else "no"
+
+
+def show_systems() -> None:
+    """FedH2L's Table I over all methods: marks by what they declare and send, beside the paper's."""
+    found = systems()
+    table = console.table(["system", *COLUMNS], ["sent"])
+    for one in found:
+        told = one.published or {}
+        marks = [f"{mark} ({told[of]})" if of in told else mark for of, mark in one.marks.items()]
+        table.add_row(one.method, *marks, "–" if one.bytes_up is None else size(one.bytes_up))
+    differences = [
+        f"  {one.method}, {of}: {ours} here, {theirs} in the paper"
+        for one in found
+        for of, (ours, theirs) in one.differences.items()
+    ]
+    refused = [f"{one.method}: by what it declares alone; {one.refused}" for one in found if one.refused]
+    missing = [name for name in PUBLISHED if name not in {one.method for one in found}]
+    console.show_table(
+        "systems, as in Table I of FedH2L; in brackets the paper's marks",
+        table,
+        *(f"{of}: {what}" for of, what in COLUMNS.items()),
+        "sent: bytes that a client sends per round, by the ledger of a small run (two clients, an mlp)",
+        *refused,
+        *([f"in the paper and not here: {', '.join(missing)}"] if missing else []),
+        "\ndifferences:" if differences else "\nno differences",
+        *differences,
+    )
 
 
 def show_models() -> None:
