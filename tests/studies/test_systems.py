@@ -11,7 +11,7 @@ import pytest
 from mutua import InputError
 from mutua.reports import listings
 from mutua.studies import systems as table
-from mutua.studies.systems import COLUMNS, PUBLISHED, SystemFacts, systems
+from mutua.studies.systems import PUBLISHED, TRAITS, SystemFacts, systems
 
 Command = Callable[..., Any]
 SOME = ("fedh2l", "fedprox", "fedmd", "scaffold", "lgfedavg", "independent")
@@ -24,7 +24,7 @@ def some() -> dict[str, SystemFacts]:
 
 def test_the_papers_systems_come_first_in_its_order(some: dict[str, SystemFacts]) -> None:
     assert list(some) == ["fedprox", "fedmd", "fedh2l", "independent", "lgfedavg", "scaffold"]
-    assert len(PUBLISHED) == 13 and all(set(marks) == set(COLUMNS) for marks in PUBLISHED.values())
+    assert len(PUBLISHED) == 13 and all(set(marks) == set(TRAITS) for marks in PUBLISHED.values())
 
 
 def test_marks_are_of_what_is_declared_and_sent(some: dict[str, SystemFacts]) -> None:

@@ -20,7 +20,7 @@ from mutua.models.registry import taken_by
 from mutua.reports import console
 from mutua.runs.listing import RunOverview
 from mutua.runs.newcomer import Joined
-from mutua.studies.systems import COLUMNS, PUBLISHED, systems
+from mutua.studies.systems import PUBLISHED, TRAITS, systems
 from mutua.support.text import percent, several, size
 
 EXAMPLES = (
@@ -76,7 +76,7 @@ def _yes(fact: bool) -> str:
 def show_systems() -> None:
     """FedH2L's Table I over all methods: marks by what they declare and send, beside the paper's."""
     found = systems()
-    table = console.table(["system", *COLUMNS], ["sent"])
+    table = console.table(["system", *TRAITS], ["sent"])
     for one in found:
         told = one.published or {}
         marks = [f"{mark} ({told[of]})" if of in told else mark for of, mark in one.marks.items()]
@@ -91,7 +91,7 @@ def show_systems() -> None:
     console.show_table(
         "systems, as in Table I of FedH2L; in brackets the paper's marks",
         table,
-        *(f"{of}: {what}" for of, what in COLUMNS.items()),
+        *(f"{of}: {what}" for of, what in TRAITS.items()),
         "sent: bytes that a client sends per round, by the ledger of a small run (two clients, an mlp)",
         *refused,
         *([f"in the paper and not here: {', '.join(missing)}"] if missing else []),

@@ -17,8 +17,8 @@ from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
 from mutua.runs.run import run
 
-Column = Literal["models", "no server", "no weights", "bandwidth", "data"]
-COLUMNS: dict[Column, str] = {
+Trait = Literal["models", "no server", "no weights", "bandwidth", "data"]
+TRAITS: dict[Trait, str] = {
     "models": "each client may have a model of its own design; partly: beside a model that is shared",
     "no server": "decentralised: no server computes anything; what clients send goes to the others, or nowhere",
     "no weights": "parameter-free: nothing that is as a model's weights crosses, in either direction",
@@ -40,12 +40,12 @@ _PUBLISHED = {
     "mocha": "partly no no + +",
     "fedh2l": "yes yes yes + +",
 }
-PUBLISHED: dict[str, dict[Column, str]] = {
-    name: dict(zip(get_args(Column), marks.split(), strict=True)) for name, marks in _PUBLISHED.items()
+PUBLISHED: dict[str, dict[Trait, str]] = {
+    name: dict(zip(get_args(Trait), marks.split(), strict=True)) for name, marks in _PUBLISHED.items()
 }
 """The paper's marks; afl is its FedAgnostic, cfl its FedCluster."""
 
-SMALL: dict[str, Any] = {
+SMALL_RUN: dict[str, Any] = {
     "data": {"name": "mnist5k", "samples_per_client": 60},
     "partition": {"kind": "rotated", "angles": [0, 45]},
     "models": {"global": "mlp"},
@@ -65,14 +65,14 @@ class SystemFacts:
     """A method's marks, the paper's if it has any, and how many bytes a client of the small run sends."""
 
     method: str
-    marks: dict[Column, str]
-    published: dict[Column, str] | None
+    marks: dict[Trait, str]
+    published: dict[Trait, str] | None
     bytes_up: float | None
     refused: str = ""
     """Why it did not run, so that its marks are of what it declares alone."""
 
     @property
-    def differences(self) -> dict[Column, tuple[str, str]]:
+    def differences(self) -> dict[Trait, tuple[str, str]]:
         """By column, our mark and the paper's where they differ."""
         told = self.published or {}
         return {of: (mark, told[of]) for of, mark in self.marks.items() if told and told[of] != mark}
@@ -94,7 +94,7 @@ def _facts(name: str, usual: float) -> SystemFacts:
     except InputError as error:
         bytes_up, kinds, refused = None, {str(kind) for kind in method.shares.values()}, str(error)
     little = not method.shares if bytes_up is None else bytes_up < usual / 2
-    marks: dict[Column, str] = {
+    marks: dict[Trait, str] = {
         "models": "no" if not method.own_models else "partly" if method.needs_global else "yes",
         "no server": _yes(not method.pools_data and method.server_does in ("nothing", "relays")),
         "no weights": _yes(not kinds & set(map(str, _PARAMETERS))),
@@ -107,7 +107,7 @@ def _facts(name: str, usual: float) -> SystemFacts:
 def _sent(method: Method) -> tuple[float, set[str]]:
     """By the ledger of the small run: bytes that a client sends per round, and the kinds of all that crosses."""
     more = {"public": {"share": 0.3}} if method.needs_public else {}
-    recipe = Recipe.of({**SMALL, **more, "method": base.section_of(method)})
+    recipe = Recipe.of({**SMALL_RUN, **more, "method": base.section_of(method)})
     result = run(method, recipe.federation(), plan=recipe.plan(), workers=1, progress=False)
     kinds = {str(entry.kind) for entry in result.ledger}
     up = [entry for entry in result.ledger if entry.direction == "up"]
