@@ -85,19 +85,18 @@ def by_bootstrap(
     measure: Callable[[Tensor, Tensor], float | None], predictions: Tensor, y: Tensor, seed: int = 0
 ) -> Interval | None:
     """Of any metric, by drawing the test samples anew; draws in which it has no meaning are left out."""
-    n = len(y)
-    if n < 2:
-        return None
-    rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(DRAWS):
-        at = rng.integers(n, size=n)
-        if (value := measure(predictions[at], y[at])) is not None:
-            found.append(value)
-    if len(found) < DRAWS // 2:
+    if len(y) < 2 or not (found := _redrawn(lambda at: measure(predictions[at], y[at]), len(y), seed)):
         return None
     low, high = np.quantile(found, [_TAIL, 1 - _TAIL]).tolist()
     return low, high
+
+
+def _redrawn(measure: Callable[[np.ndarray], float | None], n: int, seed: int) -> list[float]:
+    """A measure of samples that are drawn from n each time; nothing if most draws have no meaning."""
+    rng = np.random.default_rng(seed)
+    drawn = (measure(rng.integers(n, size=n)) for _ in range(DRAWS))
+    found = [value for value in drawn if value is not None]
+    return found if len(found) >= DRAWS // 2 else []
 
 
 def by_paired_bootstrap(
@@ -115,13 +114,7 @@ def by_paired_bootstrap(
     n = len(y)
     if n < 2 or (whole := _difference(measure, first, second, y)) is None:
         return None
-    rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(DRAWS):
-        at = rng.integers(n, size=n)
-        if (value := _difference(measure, first[at], second[at], y[at])) is not None:
-            found.append(value)
-    if len(found) < DRAWS // 2:
+    if not (found := _redrawn(lambda at: _difference(measure, first[at], second[at], y[at]), n, seed)):
         return None
     half = t_quantile(n - 1) * float(np.std(found)) * math.sqrt(n / (n - 1))
     return whole - half, whole + half
