@@ -551,7 +551,7 @@ def deployed(tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture
 def deploy(command: Callable[..., Done], tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
     """Run a recipe here into `local`, and make a deployment of it with three sites, reached by hand."""
-    from by_hand import RECIPES, ByHand, write_own_labels
+    from by_hand import RECIPES, ByHand, write_own_labels, write_tables
 
     from mutua.deploy.organiser import Organiser
     from mutua.deploy.site_folder import SiteFolder
@@ -570,6 +570,7 @@ def deploy(command: Callable[..., Done], tmp_path: Path) -> Callable[..., tuple[
         if "clients" in recipe:
             del recipe["data"], recipe["partition"]
             write_own_labels(tmp_path)
+        write_tables(tmp_path)
         (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
         assert (done := command("run", "r.yaml", "--out", "local", "--workers", "1", "--json")).code == 0, done.err
         clients = "c0,c1,c2"

@@ -17,6 +17,7 @@ from mutua.engines.network import NetworkEngine
 from mutua.engines.site import Site
 from mutua.engines.site_requests import SiteAnswer, SiteRequest
 
+COLUMNS: dict[str, Any] = {"sex": ["f", "m"], "age": "number", "dose": "number", "visits": "ignore"}
 RECIPES: dict[str, dict[str, Any]] = {
     "fml": {"method": "fml", "models": {"global": "linear", "clients": ["linear", "mlp", "lenet5"]}},
     "fedavg": {"method": "fedavg", "models": {"global": "linear"}},
@@ -30,6 +31,28 @@ RECIPES: dict[str, dict[str, Any]] = {
             {"id": f"c{k}", "data": {"name": "arrays", "path": f"labels{k}.npz"}, "model": model}
             for k, model in enumerate(("linear", "mlp", "lenet5"))
         ],
+    },
+    "table": {
+        "method": "fml",
+        "data": {"name": "table", "path": "patients.npz", "target": "sick", "columns": {"sex": ["f", "m"]}},
+        "models": {"global": "mlp", "clients": ["linear", "mlp", "res-mlp"]},
+    },
+    "opted-out rows": {
+        "method": "mixture",
+        "data": {"name": "table", "path": "patients.npz", "target": "sick", "columns": COLUMNS},
+        "models": {"global": "mlp"},
+        "opt_out": {"mask": "refused"},
+    },
+    "values": {
+        "method": "fedavg",
+        "task": {"kind": "regression", "mean": 50, "std": 10},
+        "data": {"name": "table", "path": "patients.npz", "target": "age", "columns": {"sick": "category"}},
+        "models": {"global": "mlp"},
+    },
+    "text": {
+        "method": "fml",
+        "data": {"name": "text", "path": "said.npz", "text": "said", "target": "opinion", "length": 6},
+        "models": {"global": "text-cnn"},
     },
     "fedmd": {"method": {"name": "fedmd", "public_epochs": 1, "private_epochs": 1}, "public": {"share": 0.2}},
     "fedh2l": {"method": "fedh2l", "public": {"share": 0.2}},
@@ -45,6 +68,19 @@ def write_own_labels(place: Path) -> None:
         names = np.array([source.classes[c] for c in held])
         y = source.y.numpy()[mine] - held[0]
         np.savez(place / f"labels{k}.npz", x=source.x.numpy()[mine], y=y, classes=names)
+
+
+def write_tables(place: Path) -> None:
+    """A table of patients with missing values, and opinions in words."""
+    rng = np.random.default_rng(0)
+    sex, age = rng.choice(["f", "m", ""], 120), rng.normal(50, 10, 120)
+    dose = np.where(rng.random(120) < 0.2, np.nan, rng.random(120))
+    sick = np.where(age + 5 * rng.normal(size=120) > 50, "yes", "no")
+    more = {"visits": rng.integers(0, 9, 120), "refused": rng.integers(0, 2, 120)}
+    np.savez(place / "patients.npz", sex=sex, age=age, dose=dose, sick=sick, **more)
+    words = rng.choice(["good", "bad", "fine", "poor", "never"], (120, 5))
+    said = np.array([" ".join(row) for row in words])
+    np.savez(place / "said.npz", said=said, opinion=np.where(words[:, 0] == "good", "+", "-"))
 
 
 @dataclass

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from by_hand import write_tables
 
 from conftest import Done
 from mutua import InputError, Recipe
@@ -147,3 +150,71 @@ def test_a_client_can_be_revoked_and_added_again(made: Path, command: Command) -
     assert after["c0"] != before["c0"]
     assert after["c1"] == before["c1"]
     assert "has no key here" in command("deploy", "revoke", made, "x").err
+
+
+# Tables and texts
+
+TABLE = {
+    "method": "fml",
+    "data": {
+        "name": "table",
+        "path": "patients.npz",
+        "target": "sick",
+        "infer": False,
+        "columns": {"sex": ["f", "m"], "age": "number", "dose": "number"},
+    },
+    "partition": {"kind": "iid", "clients": 2},
+    "models": {"global": "mlp"},
+    "rounds": 1,
+}
+
+
+def deployment_of(command: Command, place: Path, *words: str, **changes: Any) -> Path:
+    write_tables(place)
+    (place / "table.yaml").write_text(yaml.safe_dump({**TABLE, **changes}))
+    done = command("deploy", "init", "t", "--recipe", "table.yaml", "--clients", "c0,c1", *words)
+    assert done.code == 0, done.err
+    return place / "t"
+
+
+def test_what_a_client_has_fitted_is_in_no_file_of_the_organiser(command: Command, tmp_path: Path) -> None:
+    found = Agreement.read(deployment_of(command, tmp_path), trusted=True).file.input.preprocess
+    assert [column.name for column in found.columns] == ["sex", "age", "dose"]
+    assert found.statistics == ()
+    assert not found.fitted
+
+
+@pytest.mark.parametrize("kind", ["table", "text"])
+def test_an_organiser_without_data_says_all_in_the_recipe(command: Command, tmp_path: Path, kind: str) -> None:
+    nowhere = {"path": "nowhere.csv"}
+    text = {"name": "text", "text": "said", "target": "opinion", "length": 6, **nowhere}
+    given = {"table": {**TABLE["data"], **nowhere}, "text": text}[kind]
+    models = {"global": "mlp" if kind == "table" else "text-cnn"}
+    place = deployment_of(command, tmp_path, "--classes", "no,yes", data=given, models=models)
+    shape = Agreement.read(place, trusted=True).file.input
+    with_data = {"table": (3,), "text": (6,)}[kind]
+    assert (shape.shape, shape.dtype) == (with_data, {"table": "float32", "text": "int32"}[kind])
+    own = "patients.npz" if kind == "table" else "mine.jsonl"
+    if kind == "text":
+        pytest.importorskip("pandas")
+        rows = [{"said": f"good {k}", "opinion": "yes" if k % 2 else "no"} for k in range(40)]
+        (site(place) / own).write_text("\n".join(map(json.dumps, rows)))
+    else:
+        (tmp_path / own).rename(site(place) / own)
+    change(site(place), data=own, model=models["global"])
+    client = SiteFolder.open(site(place)).client
+    assert len(client.train) + len(client.val) + len(client.test) == {"table": 120, "text": 40}[kind]
+    assert client.train.preprocess.fitted
+
+
+def test_a_site_is_told_what_its_table_lacks(command: Command, tmp_path: Path) -> None:
+    place = deployment_of(command, tmp_path, "--simulate")
+    held = dict(np.load(site(place) / "train.npz"))
+    np.savez(site(place) / "less.npz", **{name: held[name] for name in ("age", "sex", "sick")})
+    change(site(place), data="less.npz")
+    assert "has no dose: missing there" in command("deploy", "check", site(place)).out
+    np.savez(site(place) / "none.npz", weight=held["age"], sick=held["sick"])
+    change(site(place), data="none.npz")
+    assert "none of the columns sex, age, dose is there; it has" in command("deploy", "check", site(place)).out
+    change(site(place), data={"path": "less.npz", "name": "arrays"})
+    assert "name: arrays, but this is table" in command("deploy", "check", site(place)).out

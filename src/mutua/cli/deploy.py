@@ -61,6 +61,7 @@ def init_command(
     trust_code: TrustCode = None,
 ) -> None:
     """Make keys, certificates, and one folder to hand to each client."""
+    from mutua.deploy.agreement import InputShape
     from mutua.deploy.organiser import init
 
     trust_names(trust_code)
@@ -68,6 +69,8 @@ def init_command(
     names = [name.strip() for name in clients.split(",") if name.strip()]
     told = None if shape is None else _shape(shape, floats)
     listed = None if classes is None else [name.strip() for name in classes.split(",")]
+    if told is None and listed is not None and not simulate:
+        told = InputShape.declared(loaded)
     data = None
     if told is None or listed is None or simulate or loaded.method.needs_public:
         _say("reading the recipe's data, for its classes and inputs")

@@ -226,6 +226,20 @@ def positions(held: np.ndarray | TextColumn, column: Column) -> np.ndarray:
     return np.asarray(by_level[texts.codes])  # a missing value has the code -1
 
 
+def as_columns(rows: Tensor, encoding: TableEncoding) -> dict[str, np.ndarray]:
+    """Stored rows as a table again: columns by name, with the names of categories; nothing where it is missing."""
+    found: dict[str, np.ndarray] = {}
+    for k, column in enumerate(encoding.columns):
+        held = rows[:, k].numpy()
+        if column.kind == "number":
+            found[column.name] = held
+            continue
+        # One beyond the last is a category that is not among them.
+        levels = np.array([*column.categories, "not among the categories", ""])
+        found[column.name] = levels[np.where(np.isnan(held), len(levels) - 1, held).astype(np.int64)]
+    return found
+
+
 def describe_columns(encoding: TableEncoding) -> list[Mapping[str, Any]]:
     """The columns as a list for people and JSON: kind, categories, and what was declared of them."""
     return [

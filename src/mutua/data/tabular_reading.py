@@ -22,6 +22,7 @@ from mutua.data.tabular_sources import (
     column_named,
     encode,
     labelled,
+    lacking,
     raw_source,
     texts_of,
 )
@@ -143,32 +144,48 @@ def unlabelled(given: Any, like: Samples, where: str) -> Samples:
     return replace(like, x=x, y=like.unknown(len(x)), opted_out=None, domain=None, group=None)
 
 
-def read_like(path: Path, like: Samples, target: bool) -> tuple[Samples, list[str] | None]:
-    """The samples in a file for a model that takes such as `like`, and the names of their labels, if it has them.
+def read_like(path: Path, like: Samples) -> tuple[Samples, list[str] | None]:
+    """The samples in a file for a model that takes such as `like`, and the names of their labels if it has any."""
+    table, encoding = _table_like(path, like)
+    named = None
+    if encoding.target in table.columns:
+        held = as_texts(table[encoding.target])
+        named = [held.value(row) or "" for row in range(len(table))]
+    samples = unlabelled(table, replace(like, preprocess=encoding), str(path))
+    if like.kind == "regression" and named is not None:
+        values = numbers_of(table[encoding.target], f"{path}: '{encoding.target}'")
+        if np.isnan(values).any():  # not every row can be measured
+            return samples, None
+        y, _ = target_matrix(values, like.kind, like.classes, len(samples), str(path))
+        return replace(samples, y=y), named
+    return samples, named
 
-    With `target` they are labelled, by the classes of the file, and their preprocessing is not fitted.
+
+def read_labelled(
+    path: Path, like: Samples, *, classes: Sequence[str] | None = None, mask: str | None = None
+) -> TabularSource:
+    """The labelled samples in a file for a model that takes such as `like`; their preprocessing is not fitted.
+
+    Their classes are those that are given, or else the file's. `mask` is the column that says what is opted out.
     """
-    encoding = like.preprocess
-    assert isinstance(encoding, TableEncoding | TextEncoding)
-    plain = path.suffix == ".txt" and isinstance(encoding, TextEncoding)
-    table = lines(path) if plain else read_table(path)
-    if plain and isinstance(encoding, TextEncoding):
-        encoding = replace(encoding, column=LINES["text"], target=LINES["target"])
-    if not target:
-        named = None
-        if encoding.target in table.columns:
-            held = as_texts(table[encoding.target])
-            named = [held.value(row) or "" for row in range(len(table))]
-        samples = unlabelled(table, replace(like, preprocess=encoding), str(path))
-        if like.kind == "regression" and named is not None:
-            values = numbers_of(table[encoding.target], f"{path}: '{encoding.target}'")
-            if np.isnan(values).any():  # not every row can be measured
-                return samples, None
-            y, _ = target_matrix(values, like.kind, like.classes, len(samples), str(path))
-            return replace(samples, y=y), named
-        return samples, named
+    table, encoding = _table_like(path, like)
     group = encoding.group if encoding.group in table.columns else None
     text = encoding.column if isinstance(encoding, TextEncoding) else None
-    raw = raw_source(table, Tabular(target=encoding.target, group=group, text=text), kind=like.kind)
-    rows = encoding.stored(raw.table) if isinstance(encoding, TableEncoding) else encoding.stored(raw.texts or ())
-    return labelled(raw, rows, encoding.declared), None
+    options = Tabular(target=encoding.target, group=group, text=text)
+    raw = raw_source(table, options, classes=classes, mask=mask, kind=like.kind)
+    if isinstance(encoding, TextEncoding):
+        return TabularSource(labelled(raw, encoding.stored(raw.texts or ()), encoding.declared), raw.notes)
+    if not any(column.name in table.columns for column in encoding.columns):
+        wanted, has = (some([*names]) for names in ([c.name for c in encoding.columns], table.columns))
+        raise InputError(f"{path}: none of the columns {wanted} is there; it has {has}")
+    rows = labelled(raw, encoding.stored(raw.table), encoding.declared)
+    return TabularSource(rows, (*raw.notes, *lacking(raw, encoding.columns)))
+
+
+def _table_like(path: Path, like: Samples) -> tuple[RawTable, TableEncoding | TextEncoding]:
+    """The table in a file, and how its rows become inputs."""
+    encoding = like.preprocess
+    assert isinstance(encoding, TableEncoding | TextEncoding)
+    if path.suffix == ".txt" and isinstance(encoding, TextEncoding):
+        return lines(path), replace(encoding, column=LINES["text"], target=LINES["target"])
+    return read_table(path), encoding

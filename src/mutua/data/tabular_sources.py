@@ -201,13 +201,34 @@ def _encode_tables(sources: Sequence[RawSource]) -> list[TabularSource]:
             columns, own.scale or "standard", own.fill or "mean", own.target or "", own.group or ""
         )
         samples = labelled(source, encoding.stored(source.table), encoding)
-        made.append(TabularSource(samples, (*source.notes, *_lacking(source, columns), *notes), tuple(inferred)))
+        made.append(TabularSource(samples, (*source.notes, *lacking(source, columns), *notes), tuple(inferred)))
     return made
 
 
-def _lacking(source: RawSource, columns: Sequence[Column]) -> list[str]:
-    lacking = [column.name for column in columns if column.name not in source.table.columns]
-    return [f"{source.table.where} has no {some(lacking)}: missing there"] if lacking else []
+def declared_encoding(kind: str, options: Tabular) -> TableEncoding | TextEncoding | None:
+    """How a table or texts become inputs, if the options say all of it, so that no data is needed to know."""
+    if options.target is None:
+        return None
+    if kind == "text" and options.text is not None:
+        words, buckets = _vocabulary(options)
+        return TextEncoding(
+            options.length or LENGTH, buckets, words, options.text, options.target, options.group or ""
+        )
+    declared = {name: spec for name, spec in (options.columns or {}).items() if spec.kind != "ignore"}
+    read_off = any(spec.kind == "category" and spec.categories is None for spec in declared.values())
+    if kind != "table" or not declared or read_off or options.infer is not False:
+        return None
+    none = RawTable({name: np.empty(0) for name in declared}, "the recipe")
+    columns, _, _ = choose_columns([none], declared, False, ())
+    return TableEncoding(
+        columns, options.scale or "standard", options.fill or "mean", options.target, options.group or ""
+    )
+
+
+def lacking(source: RawSource, columns: Sequence[Column]) -> list[str]:
+    """A note on the columns that a table does not have."""
+    names = [column.name for column in columns if column.name not in source.table.columns]
+    return [f"{source.table.where} has no {some(names)}: missing there"] if names else []
 
 
 def _encode_texts(source: RawSource) -> TabularSource:

@@ -23,14 +23,20 @@ from pydantic import Field, PositiveInt
 from mutua.data.array_files import npz_file
 from mutua.data.public import Public
 from mutua.data.samples import Preprocess, Samples
+from mutua.data.table_encoding import TableEncoding
+from mutua.data.tabular_sources import declared_encoding
+from mutua.data.targets import TaskKind
+from mutua.data.text_encoding import TextEncoding
 from mutua.errors import InputError
 from mutua.federation.client import Client
 from mutua.federation.federation import Federation
+from mutua.learning.tasks import CLASSIFICATION, Aim
 from mutua.methods import base
 from mutua.methods.base import Job
 from mutua.models import Architecture
 from mutua.recipe.recipe import Recipe
 from mutua.rounds.preparation import Prepared, prepare
+from mutua.runs.saved_models import CardEncoding
 from mutua.support.configuration import Spec, checked, read_yaml
 from mutua.support.files import AtomicFiles
 from mutua.support.importing import reading_untrusted_file
@@ -44,9 +50,32 @@ class InputShape(Spec):
     """What every site's samples are like."""
 
     shape: tuple[PositiveInt, ...] = Field(min_length=1, max_length=3)
-    """(features,), or (channels, height, width)."""
-    dtype: Literal["uint8", "float32"] = "uint8"
-    preprocess: Preprocess = Preprocess()
+    """(features,), (channels, height, width), (columns,) of a table, or (words,) of a text."""
+    dtype: Literal["uint8", "float32", "int32"] = "uint8"
+    preprocess: CardEncoding = Preprocess()
+    """How samples become a model's input; of a table, its columns. Nothing that is fitted on data."""
+
+    @staticmethod
+    def of(samples: Samples) -> InputShape:
+        """What samples like these are."""
+        kind: Any = str(samples.x.dtype).removeprefix("torch.")
+        like = tuple(samples.x.shape[1:])
+        return InputShape(shape=like, dtype=kind, preprocess=samples.preprocess.declared)
+
+    @staticmethod
+    def declared(recipe: Recipe) -> InputShape | None:
+        """What a recipe says of a table or of texts, if that is all there is to know."""
+        encoding = None if recipe.data is None else declared_encoding(recipe.data.name, recipe.data.tabular)
+        if encoding is None:
+            return None
+        if isinstance(encoding, TextEncoding):
+            return InputShape(shape=(encoding.length,), dtype="int32", preprocess=encoding)
+        return InputShape(shape=(len(encoding.columns),), dtype="float32", preprocess=encoding)
+
+    @property
+    def tabular(self) -> bool:
+        """Whether a site gives a table or texts."""
+        return isinstance(self.preprocess, TableEncoding | TextEncoding)
 
 
 class DeploymentFile(Spec):
@@ -90,7 +119,7 @@ class Agreement:
                 raise InputError(
                     f"FOLDER: {folder / PUBLIC} is missing or is not the public set that all agreed on"
                 )
-            public = _read_public(folder / PUBLIC, file)
+            public = _read_public(folder / PUBLIC, file, (recipe.task or CLASSIFICATION).kind)
         return cls(recipe, file, public)
 
     def write(self, files: AtomicFiles, folder: Path, public: bytes | None) -> None:
@@ -111,6 +140,7 @@ class Agreement:
             "global": recipe.models.model_dump(mode="json")["global_model"],
             "classes": self.file.classes,
             "input": self.file.input.model_dump(mode="json"),
+            "task": None if recipe.task is None else recipe.task.model_dump(mode="json"),
             "public": [self.file.public_sha256, self.file.public_labelled],
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
@@ -127,7 +157,7 @@ class Agreement:
             opt_in = None
             if said.get("opting"):
                 opt_in = torch.tensor([bool(said.get("takes_part"))])
-            clients.append(Client(client, one, one, one, self.stand_in, opt_in=opt_in))
+            clients.append(Client(client, one, one, one, self.stand_in, opt_in=opt_in, aim=self.aim))
         return Federation(tuple(clients), self.recipe.models.global_model, None, (), self.public)
 
     def prepared(self, facts: Mapping[str, Mapping[str, object]] | None = None) -> Prepared:
@@ -148,9 +178,16 @@ class Agreement:
 
     def sample_like(self, number: int) -> Samples:
         """Samples of zeros, as the sites' are."""
-        told = self.file.input
+        told, kind = self.file.input, self.aim.kind
         x = torch.zeros(number, *told.shape, dtype=getattr(torch, told.dtype))
-        return Samples(x, torch.zeros(number, dtype=torch.long), self.file.classes, told.preprocess)
+        named = torch.zeros(number, dtype=torch.long)
+        y = named if kind == "classification" else torch.zeros(number, len(self.file.classes))
+        return Samples(x, y, self.file.classes, told.preprocess, kind=kind)
+
+    @property
+    def aim(self) -> Aim:
+        """What every site learns."""
+        return self.recipe.task or CLASSIFICATION
 
 
 def public_bytes(public: Public) -> bytes:
@@ -167,12 +204,12 @@ def public_bytes(public: Public) -> bytes:
     return text.getvalue()
 
 
-def _read_public(path: Path, file: DeploymentFile) -> Public:
+def _read_public(path: Path, file: DeploymentFile, kind: TaskKind) -> Public:
     held = npz_file(path)
     parts: dict[str, Samples] = {}
     for number in range(len(held) // 3):
         x, y = torch.from_numpy(held[f"x{number}"]), torch.from_numpy(held[f"y{number}"])
-        parts[str(held[f"owner{number}"])] = Samples(x, y, file.classes, file.input.preprocess)
+        parts[str(held[f"owner{number}"])] = Samples(x, y, file.classes, file.input.preprocess, kind=kind)
     return Public(parts, file.public_labelled)
 
 

@@ -10,12 +10,15 @@ DIR/runs/           the runs
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from mutua.data.table_encoding import TableEncoding, as_columns
 from mutua.deploy.agreement import (
     CA,
     DEPLOYMENT,
@@ -37,7 +40,6 @@ from mutua.deploy.keys import (
 )
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
-from mutua.learning.tasks import CLASSIFICATION
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
 from mutua.seeds import private
@@ -193,17 +195,10 @@ def init(
     """
     need_flower()
     _check_method(recipe.method)
-    if data is not None and any(client.aim != CLASSIFICATION for client in data.clients):
-        raise InputError("task: a deployment classifies, so far; a recipe with another task cannot be deployed")
     if shape is None or classes is None:
         if data is None:
             raise InputError("--input, --classes: missing; the recipe's data is not here to take them from")
-        like = data.clients[0].train
-        shape = shape or InputShape(
-            shape=tuple(like.x.shape[1:]),
-            dtype="uint8" if str(like.x.dtype) == "torch.uint8" else "float32",
-            preprocess=like.preprocess,
-        )
+        shape = shape or InputShape.of(data.clients[0].train)
         classes = classes or data.classes
     if simulate and (data is None or {client.id for client in data.clients} != set(clients)):
         there = "none" if data is None else ", ".join(client.id for client in data.clients)
@@ -284,7 +279,12 @@ def _simulated(client: str, data: Federation, recipe: Recipe) -> str:
     own = data[client].model.spec()
     seed = private(recipe.seed, client)
     said = f"\n# The seed of a simulation; without this line the site draws one of its own.\nseed: {seed}\n"
-    more = "  val: val.npz\n  test: test.npz\n"
+    more = "".join(
+        f"  {part}: {f'{part}.npz' if len(getattr(data[client], part)) else 'false'}\n" for part in ("val", "test")
+    )
+    names = list(data[client].train.classes)
+    if data[client].train.model_input.kind == "table" and data.partial:  # a table's own classes have no order
+        more += f"  classes: {json.dumps(names)}\n"
     given = {"path": "train.npz", "more": more, "model": str(own), "seed": said}
     if data[client].opt_in is not None:
         given["opt_out"] = "opt_out: opted_out"
@@ -297,7 +297,15 @@ def _write_data(place: Path, data: Federation, client: str) -> None:
     held = data[client]
     for name in ("train", "val", "test"):
         samples = getattr(held, name)
-        arrays = {"x": samples.inputs.numpy(), "y": samples.y.numpy(), "classes": np.array(samples.classes)}
+        if not len(samples):
+            continue
+        if isinstance(samples.preprocess, TableEncoding):
+            arrays: dict[str, Any] = as_columns(samples.inputs, samples.preprocess)
+            classes = np.array(samples.classes)
+            wanted = samples.y[:, 0].numpy() if samples.kind == "regression" else classes[samples.y.numpy()]
+            arrays[samples.preprocess.target] = wanted
+        else:
+            arrays = {"x": samples.inputs.numpy(), "y": samples.y.numpy(), "classes": np.array(samples.classes)}
         if name == "train" and held.opt_in is not None:
             arrays["opted_out"] = (~held.opt_in).numpy()
         np.savez(place / f"{name}.npz", **arrays)

@@ -56,6 +56,8 @@ def _data(folder: SiteFolder) -> Iterator[str]:
         yield f"  {client.opted_out} training samples are opted out: the federation learns nothing from them"
     if not len(client.val) or not len(client.test):
         yield "  note: without val and test samples nobody can say how good your model is"
+    for note in folder.notes:
+        yield f"  note: {note}"
     yield f"model: {client.model.label}; it fits your data and stays here"
 
 

@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -24,6 +24,7 @@ from mutua.data import sources
 from mutua.data.partitions import IID
 from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
+from mutua.data.tabular_reading import read_labelled
 from mutua.deploy.agreement import Agreement
 from mutua.engines.client_worker import device
 from mutua.engines.site import Site
@@ -39,11 +40,16 @@ SETTINGS, KEY = "client.yaml", "client.key"
 
 
 class SiteData(Spec):
-    """Where a site's samples are: one place that is split, or a file for each of train, val and test."""
+    """Where a site's samples are: one place that is split, or a file for each of train, val and test.
 
+    The target, columns and words of tables and texts are the deployment's.
+    """
+
+    name: Literal["arrays", "folder", "table", "text"] | None = None
     path: Path
-    val: Path | None = None
-    test: Path | None = None
+    val: Path | Literal[False] | None = None
+    test: Path | Literal[False] | None = None
+    """False: there is none."""
     classes: tuple[str, ...] | None = None
     split: Split = Field(default_factory=Split)
 
@@ -113,7 +119,7 @@ class SiteFolder:
             opt_in = torch.ones(len(train), dtype=torch.bool)
             opt_in[torch.from_numpy(order[: round(settings.opt_out * len(train))])] = False
         model = Architecture.of(settings.model)
-        made = Client(settings.client, train, val, test, model, opt_in=opt_in, seed=self.seed)
+        made = Client(settings.client, train, val, test, model, opt_in=opt_in, seed=self.seed, aim=agreed.aim)
         roster = agreed.roster()
         if not roster.partial or set(train.classes) == set(agreed.file.classes):
             try:
@@ -154,11 +160,17 @@ class SiteFolder:
     def _samples(self) -> tuple[Samples, Samples, Samples]:
         data = self.settings.data
         if (data.val is None) != (data.test is None):
-            raise InputError(f"{self.path / SETTINGS}: data: give val and test, or neither")
+            raise InputError(
+                f"{self.path / SETTINGS}: data: give val and test, or neither; false is for a part without samples"
+            )
         mask = self.settings.opt_out if isinstance(self.settings.opt_out, str) else None
         train, given = self._load(data.path, data.classes, mask)
         if data.val is not None and data.test is not None:
-            return train, self._load(data.val, train.classes)[0], self._load(data.test, train.classes)[0]
+            classes = train.classes if train.kind == "classification" else None
+            val, test = (
+                self._load(path, classes)[0] if path else train.take([]) for path in (data.val, data.test)
+            )
+            return train, val, test
         try:
             dealt = split_and_deal(train, given, IID(clients=1), data.split, seed=self.seed).clients[0]
         except InputError as error:
@@ -168,26 +180,43 @@ class SiteFolder:
     def _load(
         self, path: Path, classes: tuple[str, ...] | None, mask: str | None = None
     ) -> tuple[Samples, Samples | None]:
-        wanted = self.agreed.file.input
+        wanted, data, like = self.agreed.file.input, self.settings.data, self.agreed.sample_like(0)
         at = path if path.is_absolute() else self.path / path
         where = f"{self.path / SETTINGS}: data: {at}"
+        kind = like.model_input.kind
         sides = wanted.shape[1:]
-        size = sides[0] if at.is_dir() and len(sides) == 2 and sides[0] == sides[1] else None
+        images = at.is_dir() and not any(at.glob("*.npy"))
+        size = sides[0] if images and len(sides) == 2 and sides[0] == sides[1] else None
+        expected = kind if wanted.tabular else "folder" if images else "arrays"
+        if data.name not in (None, expected):
+            raise InputError(f"{where}: name: {data.name}, but this is {expected}; leave name out")
         try:
+            if wanted.tabular and not (kind == "text" and at.suffix == ".npz"):  # there words are numbers already
+                source = read_labelled(at, like, classes=classes, mask=mask)
+                self.notes.extend(note for note in source.notes if note not in self.notes)
+                return self._fitting(source.samples, where), None
             found = sources.load(
-                "folder" if at.is_dir() else "arrays",
+                "folder" if images else "arrays",
                 path=at,
                 classes=classes,
                 image_size=size,
                 fits=wanted.shape,
                 mask=mask,
+                kind=self.agreed.aim.kind,
             )
         except InputError as error:
             raise InputError(f"{where}: {str(error).removeprefix('data: ')}") from None
         return self._fitting(found.train, where), found.test and self._fitting(found.test, where)
 
+    @cached_property
+    def notes(self) -> list[str]:
+        """What the site should know of its data, once it is loaded."""
+        return []
+
     def _fitting(self, samples: Samples, where: str) -> Samples:
         wanted = self.agreed.file.input
+        if wanted.dtype == "int32":  # the numbers of words: reading arrays has made them floating
+            samples = replace(samples, x=samples.inputs.to(torch.int32))
         kind = str(samples.x.dtype).removeprefix("torch.")
         if tuple(samples.x.shape[1:]) != wanted.shape or kind != wanted.dtype:
             raise InputError(

@@ -102,7 +102,7 @@ def _read(path: Path, model: SavedModel) -> tuple[Samples, list[str] | None, lis
     """Samples, the names of their labels if they have any, and their own names: of files, or numbers."""
     image_size, wanted, kind = model.image_size, model.card.input, model.card.aim.kind
     if model.template.model_input.kind in KINDS:
-        samples, truth = read_like(path, model.template, target=False)
+        samples, truth = read_like(path, model.template)
         return samples, truth, [str(i) for i in range(len(samples))]
     if path.is_dir():
         names = [str(file.relative_to(path)) for file in image_folders.image_files(path)]

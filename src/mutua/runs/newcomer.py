@@ -13,7 +13,7 @@ from mutua.data import sources
 from mutua.data.partitions import IID
 from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
-from mutua.data.tabular_reading import read_like
+from mutua.data.tabular_reading import read_labelled
 from mutua.data.tabular_sources import KINDS
 from mutua.errors import InputError, NotInStore
 from mutua.federation.client import Client
@@ -169,7 +169,7 @@ def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
     """The newcomer's training samples and, if the file has them, test samples, preprocessed as in the run."""
     if shared.template.model_input.kind in KINDS:
         try:
-            return read_like(data, shared.template, target=True)[0], None
+            return read_labelled(data, shared.template).samples, None
         except InputError as error:
             raise InputError(f"--data: {error}") from None
     try:
