@@ -18,7 +18,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from mutua.support import safe_reading
+from mutua.federation.saved_state import decode_state
+from mutua.federation.site_ledger import entries
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
@@ -27,6 +28,11 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def first_in_path(folder: Path) -> str:
+    """PYTHONPATH with this folder first."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 @dataclass
@@ -71,11 +77,16 @@ class RealDeployment:
 
     place: Path
     processes: dict[str, Running] = field(default_factory=dict)
+    within: Callable[[str], list[str]] = lambda name: []
+    """What is typed before a command, by who types it: a site, or else the organiser."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """More variables for the processes of sites."""
+    host: str = "127.0.0.1"
 
     def command(self, *words: object, code: int = 0) -> str:
         """A command that ends by itself."""
         done = subprocess.run(
-            [sys.executable, "-m", "mutua", *map(str, words)],
+            [*self.within("organiser"), sys.executable, "-m", "mutua", *map(str, words)],
             cwd=self.place,
             capture_output=True,
             text=True,
@@ -89,12 +100,12 @@ class RealDeployment:
         out = self.place / f"{name}.out"
         with out.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "mutua", *map(str, words)],
+                [*self.within(name), sys.executable, "-m", "mutua", *map(str, words)],
                 cwd=self.place,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | (self.environment if "client" in words else {}),
             )
         self.processes[name] = Running(process, out)
         return self.processes[name]
@@ -104,7 +115,7 @@ class RealDeployment:
         (self.place / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         self.command("run", "recipe.yaml", "--out", "local", "--workers", "1", "--json")
         self.port = free_port()
-        host = f"127.0.0.1:{self.port}"
+        host = f"{self.host}:{self.port}"
         given = ("--recipe", "recipe.yaml", "--clients", ",".join(clients), "--host", host, "--simulate", *more)
         self.command("deploy", "init", "organiser", *given)
         for client in clients:
@@ -155,24 +166,43 @@ RECIPE = {
 SITES = ("c0", "c1", "c2")
 
 
-def arrays_of(path: Path, group: str) -> dict[str, bytes]:
-    """The arrays of one group of a site's newest state, as bytes."""
-    kept = safe_reading.read_arrays(path)
-    mine = {name.partition("/"): array for name, array in kept.items()}
-    return {name: array.numpy().tobytes() for (of, _, name), array in mine.items() if of == group}
+def kept_by(made: RealDeployment, client: str) -> dict[str, dict[str, bytes]]:
+    """By group, the arrays of a site's newest state, as bytes; what has no name of its own is left out."""
+    newest = sorted((made.site(client) / "state").glob("*/clients/*/*.safetensors"))[-1]
+    state, _, _ = decode_state(newest)
+    return {
+        group: {name: array.numpy().tobytes() for name, array in arrays.items()}
+        for group, arrays in state.items()
+        if group.isidentifier() and arrays
+    }
 
 
-def assert_same_as_local(made: RealDeployment, sites: Sequence[str] = SITES, group: str = "personal") -> None:
+def in_file(path: Path) -> dict[str, bytes]:
+    """The arrays of a file, as bytes."""
+    return {name: array.numpy().tobytes() for name, array in load_file(path).items()}
+
+
+def assert_same_as_local(made: RealDeployment, sites: Sequence[str] = SITES) -> None:
     """The global, what every site keeps, and the rows of the ledger: the bytes of a run on one machine."""
     local, run = made.place / "local", made.run_folder
     if (local / "global").exists():
-        mine, theirs = (load_file(folder / "global" / "weights.safetensors") for folder in (local, run))
-        assert mine.keys() == theirs.keys()
-        assert all(array.numpy().tobytes() == theirs[name].numpy().tobytes() for name, array in mine.items())
+        mine, theirs = (in_file(folder / "global" / "weights.safetensors") for folder in (local, run))
+        assert mine == theirs
     assert (local / "ledger.csv").read_bytes() == (run / "ledger.csv").read_bytes()
     for client in sites:
-        newest = sorted((made.site(client) / "state").glob("*/clients/*/*.safetensors"))[-1]
-        kept = arrays_of(newest, group)
-        path = local / "clients" / client / f"{group}.safetensors"
-        own = {name: array.numpy().tobytes() for name, array in load_file(path).items()} if path.exists() else {}
-        assert kept == own
+        own = {path.stem: in_file(path) for path in (local / "clients" / client).glob("*.safetensors")}
+        own.pop("predictor", None)
+        assert kept_by(made, client) == own
+
+
+def worked(made: RealDeployment, client: str) -> int:
+    """The last round that a site has answered."""
+    path = made.site(client) / "ledger.jsonl"
+    return max((entry.round for entry in entries(path) if entry.verb == "train"), default=0)
+
+
+def wait_for_round(made: RealDeployment, client: str, round: int) -> None:
+    until = time.monotonic() + 400
+    while worked(made, client) < round:
+        assert time.monotonic() < until
+        time.sleep(0.1)

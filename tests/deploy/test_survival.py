@@ -8,26 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from real_deployment import RECIPE, SITES, RealDeployment, assert_same_as_local
-
-from mutua.federation.site_ledger import entries
+from real_deployment import RECIPE, SITES, RealDeployment, assert_same_as_local, wait_for_round, worked
 
 pytestmark = pytest.mark.deploy
 
 LONGER = {**RECIPE, "rounds": 5, "evaluate_every": 5}
-
-
-def worked(made: RealDeployment, client: str) -> int:
-    """The last round that a site has answered."""
-    path = made.site(client) / "ledger.jsonl"
-    return max((entry.round for entry in entries(path) if entry.verb == "train"), default=0)
-
-
-def wait_for_round(made: RealDeployment, client: str, round: int) -> None:
-    until = time.monotonic() + 400
-    while worked(made, client) < round:
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 def test_a_site_that_is_killed_goes_on_where_it_was(deployed: RealDeployment) -> None:

@@ -1,8 +1,8 @@
 """Flower's programs with what a deployment needs: `python -m mutua.deploy.flower_processes PROGRAM ...`.
 
 superlink   accepts sites from anywhere, but commands (a run, a key) from this machine alone: on its one port,
-            Flower would take them from everybody
-supernode   as it is
+            Flower would take them from everybody. It takes each request once, and only if a site has signed it
+supernode   signs its requests whole
 clientapp   runs mutua's own ClientApp and no other: code that a server ships is neither unpacked nor imported
 launcher    has all imported that a clientapp needs, and forks one for every message: a start takes no second then
 
@@ -24,6 +24,14 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from mutua.deploy.flower_signatures import (
+    KEYS_VARIABLE,
+    RefusalLog,
+    SignedRequests,
+    sign_requests,
+    tell_of_broken_tls,
+)
 
 FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -120,13 +128,20 @@ def _allowed(scope: Scope) -> bool:
 
 
 def superlink() -> None:
-    """The SuperLink, behind `LocalCommands`."""
+    """The SuperLink, behind `LocalCommands` and `SignedRequests`."""
+    import uvicorn
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
-    given = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(LocalCommands), *given())
+    log = RefusalLog()
+    tell_of_broken_tls(log)
+    keys = Path(os.environ[KEYS_VARIABLE])
+    signed = Middleware(SignedRequests, keys=keys, log=log, prefix=OPEN_PATHS[0])
+    given, run = extensions.get_middleware, uvicorn.run
+    extensions.get_middleware = lambda: (Middleware(LocalCommands), signed, *given())
+    # Of the loops, asyncio's says who has no TLS. A line for every request would fill the disk.
+    uvicorn.run = lambda **more: run(**{**more, "loop": "asyncio", "access_log": False})
     flower_superlink()
 
 
@@ -134,6 +149,7 @@ def supernode() -> None:
     """The SuperNode."""
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    sign_requests()
     flower_supernode()
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from mutua.deploy.agreement import CA
 from mutua.deploy.flower_control import control, listens, nodes, register_keys, run_status, start_run, stop_run
 from mutua.deploy.flower_processes import flower_environment, program
-from mutua.deploy.organiser import Organiser
+from mutua.deploy.flower_signatures import KEYS_VARIABLE, REFUSED
+from mutua.deploy.keys import expires
+from mutua.deploy.organiser import Organiser, certify
 from mutua.deploy.supervisor import Kept, Stop, _stop
 from mutua.errors import InputError, RunError
 from mutua.runs.folder import RunFolder
@@ -53,6 +55,8 @@ except ImportError:
 from mutua.engines.flower_client_app import app as client
 '''
 STARTS_WITHIN = 90.0
+RENEW_DAYS = 40
+"""So long before its end a certificate is made anew; a site says so 30 days before."""
 
 
 def serve_forever(organiser: Organiser, say: Callable[[str], None], bind: str | None = None) -> None:
@@ -77,7 +81,8 @@ def serve_forever(organiser: Organiser, say: Callable[[str], None], bind: str | 
             "--database",
             str(organiser.private / "superlink.db"),
         ),
-        flower_environment(organiser.private / "flower"),
+        flower_environment(organiser.private / "flower")
+        | {KEYS_VARIABLE: str(organiser.path.absolute() / "keys")},
         organiser.private / "logs" / "server.log",
         say,
     )
@@ -86,12 +91,17 @@ def serve_forever(organiser: Organiser, say: Callable[[str], None], bind: str | 
         raise InputError(
             f"server: port {organiser.port} of this machine is in use; stop what uses it, or init another port"
         )
+    _renew(organiser, say)
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
         starts, known, here = 0, b"", set[str]()
+        told = link.log.stat().st_size if link.log.is_file() else 0
         while True:
+            if _renew(organiser, say):
+                link.end()  # it is started again with the new one
             link.watch()
+            told = _tell_refused(link.log, told, say)
             if link.starts != starts and link.process is not None:
                 if not listens("127.0.0.1", organiser.port, 0.5):
                     if time.monotonic() - link._began > STARTS_WITHIN:
@@ -126,6 +136,29 @@ def serve_forever(organiser: Organiser, say: Callable[[str], None], bind: str | 
 def _bound(host: str) -> str:
     """Where to listen: on this machine alone if sites reach it as that, else on all of its addresses."""
     return "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
+
+
+def _renew(organiser: Organiser, say: Callable[[str], None]) -> bool:
+    """Make the server a new certificate before its own ends."""
+    if expires((organiser.private / "server.pem").read_bytes()) > datetime.now(UTC) + timedelta(days=RENEW_DAYS):
+        return False
+    certify(organiser.path, organiser.authority(), organiser.host)
+    say("the server's certificate was about to end, or had: there is a new one")
+    return True
+
+
+def _tell_refused(log: Path, told: int, say: Callable[[str], None]) -> int:
+    """Say who was refused since the log had so many bytes; how many it has."""
+    if not log.is_file() or log.stat().st_size <= told:
+        return told
+    with log.open("rb") as file:
+        file.seek(told)
+        new = file.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode(errors="replace").splitlines():
+        if line.startswith(REFUSED):
+            say(line)
+    return told + len(whole)
 
 
 def _tell_who(organiser: Organiser, client: Any, before: set[str], say: Callable[[str], None]) -> set[str]:
