@@ -8,14 +8,14 @@ from __future__ import annotations
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mutua.deploy.agreement import Agreement
 from mutua.deploy.organiser import Organiser
-from mutua.engines.flower_line import FlowerLine
 from mutua.engines.network import NetworkEngine
+from mutua.engines.site_requests import SiteLine
 from mutua.errors import LeftOut, MutuaError, RunError
 from mutua.rounds.events import Callback
 from mutua.runs.folder import RunFolder
@@ -32,15 +32,19 @@ UNKNOWN = ("samples", "opted_out", "test_samples")
 """What a run's summary says of a client and the server of a deployment does not know."""
 
 
-def serve(grid: Any, place: Path, folder: Path) -> None:
-    """Conduct a run over Flower; whatever ends it is in its log, `FOLDER.log`, in one line."""
+LineOf = Callable[[Mapping[str, bytes], Callable[[str], None]], SiteLine]
+"""Makes the line to the sites: of their public keys by client, and of what is told when one comes or goes."""
+
+
+def serve(line_of: LineOf, place: Path, folder: Path) -> None:
+    """Conduct a run; whatever ends it is in its log, `FOLDER.log`, in one line."""
     log = EventLog(folder.with_name(f"{folder.name}.log"))
 
     def note(text: str) -> None:
         log.add("note", text=text)
 
     organiser = Organiser.open(place)
-    line = FlowerLine(grid, organiser.keys(), note)
+    line = line_of(organiser.keys(), note)
     agreed = organiser.agreed
     engine = NetworkEngine(line, organiser.run_id(folder), agreed.checksum, agreed.file.wait)
     try:

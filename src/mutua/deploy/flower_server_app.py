@@ -14,5 +14,10 @@ app = ServerApp()
 def conduct_run(grid: Grid, context: Context) -> None:
     """Conduct the run."""
     from mutua.deploy.conduct import serve
+    from mutua.engines.flower_line import FlowerLine
 
-    serve(grid, Path(str(context.run_config["deployment"])), Path(str(context.run_config["run"])))
+    serve(
+        lambda keys, note: FlowerLine(grid, keys, note),
+        Path(str(context.run_config["deployment"])),
+        Path(str(context.run_config["run"])),
+    )

@@ -28,13 +28,16 @@ class FlowerLine:
 
     def here(self) -> set[str]:
         """The sites that are connected now."""
-        owners = {key: client for client, key in self.keys.items()}
-        nodes = [node for node in self.grid.get_nodes() if node.public_key in owners]
-        found = {owners[node.public_key]: node.node_id for node in nodes}
+        found = self.owners({node.node_id: node for node in self.grid.get_nodes()})
         for client in sorted(found.keys() ^ self._nodes.keys()):
             self.noted(f"{client} {'is here' if client in found else 'has gone'}")
         self._nodes = found
         return set(found)
+
+    def owners(self, nodes: Mapping[int, Any]) -> dict[str, int]:
+        """By client, its node."""
+        known = {key: client for client, key in self.keys.items()}
+        return {known[node.public_key]: number for number, node in nodes.items() if node.public_key in known}
 
     def ask(self, requests: Mapping[str, SiteRequest], wait: float) -> Mapping[str, SiteAnswer]:
         """Send each site its request. One that goes gets it again when it is back, if that is within `wait`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,7 @@ class Site:
     def answer(self, request: SiteRequest) -> SiteAnswer:
         """Do what is asked, unless the site refuses; the answer is in the ledger when this returns."""
         parts: dict[str, int] = {}
+        began = time.perf_counter()
         try:
             answer = self._answer(request, parts)
         except Refused as refused:
@@ -72,6 +74,8 @@ class Site:
         if answer.ending != "done":
             parts, answer = {}, SiteAnswer(answer.ending, answer.reason, answer.diverged)
             _log.warning("round %s: %s: %s", request.round, answer.ending, answer.reason)
+        about = request.verb, request.round, answer.ending, len(answer.body), time.perf_counter() - began
+        _log.info("%s %s: %s, %s bytes, %.3f s", *about)
         self.ledger.add(request.run, request.verb, request.round, answer.body, parts, answer.header)
         return answer
 
