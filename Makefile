@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long test-deploy test-lowest docs bench bench-engine bench-scale bench-ray bench-clients bench-quick lint \
+.PHONY: demo test test-long test-deploy test-lowest docs bench bench-engine bench-scale bench-ray bench-clients bench-deploy bench-quick lint \
   format clean
 
 demo: .venv/installed
@@ -47,6 +47,11 @@ bench-ray: .venv/installed-dev
 bench-clients: .venv/installed-dev
 	$(BIN)/python benchmarks/clients.py
 	$(BIN)/python benchmarks/clients.py --clients 20000 --model linear --rounds 5
+
+# What a round of a deployment costs beside a bare Flower app: about ten minutes on an otherwise idle machine. Fails if
+# it takes more than 1.2 times as long, or more than 5 s.
+bench-deploy: .venv/installed-dev
+	$(BIN)/python benchmarks/deploy.py
 
 # Under a minute; fails if a ratio is below 85 % of the recorded one.
 bench-quick: .venv/installed

@@ -180,7 +180,8 @@ def bare(place: Path, rounds: int, size: int) -> list[float]:
     app.mkdir()
     (app / "pyproject.toml").write_text(
         server.APP.replace("mutua_deployment", "bare").replace(
-            'deployment = ""\nrun = ""', f'bytes = {size}\nrounds = {rounds + WARM_UP}\ntimes = "{times}"'
+            'deployment = ""\nrun = ""',
+            f'bytes = {size}\nrounds = {rounds + WARM_UP}\ntimes = "{times}"',
         )
     )
     (app / "bare.py").write_text(BARE)

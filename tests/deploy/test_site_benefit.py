@@ -7,13 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from by_hand import go, raw
+from by_hand import ByHand, go, raw
 from safetensors.torch import load_file
 
+import mutua
 from conftest import Done, csv_rows
 from mutua import RunError
+from mutua.deploy.conduct import welcome
+from mutua.deploy.organiser import Organiser
+from mutua.deploy.site_folder import SiteFolder
+from mutua.engines.network import NetworkEngine
+from mutua.federation.site_ledger import entries
+from mutua.runs.folder import RunFolder
+from mutua.runs.newcomer import join_client
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
@@ -131,3 +140,49 @@ def test_without_test_samples_nobody_can_say(deploy: Deploy, command: Command) -
     told["data"] = {"path": "train.npz", "split": {"val": 0.2, "test": 0.0}}
     (site / "client.yaml").write_text(yaml.safe_dump(told))
     assert "no test samples" in command("deploy", "benefit", site).err
+
+
+@pytest.mark.parametrize(("name", "serves"), [("fml", "personal"), ("fedavg", "served")])
+def test_a_newcomer_makes_the_model_that_it_makes_on_one_machine(
+    deploy: Deploy, command: Command, tmp_path: Path, name: str, serves: str
+) -> None:
+    """A site that is added after a run gets the last global; nothing comes back."""
+    organiser, line = deploy(name)
+    folder = organiser.path / "runs" / "one"
+    go(organiser, line, folder)
+    assert command("deploy", "add", organiser.path, "late").code == 0
+    place = organiser.path / "hand-out" / "late"
+    source = mutua.load("mnist5k").train.take(range(60))
+    np.savez(place / "data.npz", x=source.inputs.numpy(), y=source.y.numpy(), classes=np.array(source.classes))
+    with (place / "client.yaml").open("a") as file:
+        file.write("\nseed: 5\n")
+    site = SiteFolder.open(place).site()
+    organiser = Organiser.open(organiser.path)
+    engine = NetworkEngine(ByHand({"late": site}), organiser.run_id(folder), organiser.agreed.checksum, 0)
+    welcome(organiser.agreed, engine, folder, "late")
+    [entry] = entries(place / "ledger.jsonl")
+    assert (entry.verb, entry.bytes) == ("join", 0)
+
+    how = "mutual" if name == "fml" else "finetune"
+    join_client(RunFolder.open(tmp_path / "local"), site.client, how=how, seed=0, out=tmp_path / "joined")
+    done = command("deploy", "benefit", place, "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert set(told["models"]) == {"alone", "global", serves}
+    assert model_bytes(place / "models" / serves / f"{serves}.safetensors") == model_bytes(
+        tmp_path / "joined" / "predictor.safetensors"
+    )
+    alone = json.loads((tmp_path / "joined" / "join.json").read_text())["accuracy"]["alone"]
+    assert told["models"]["alone"]["value"] == pytest.approx(alone)
+
+
+def test_who_took_part_is_no_newcomer(deploy: Deploy) -> None:
+    organiser, line = deploy("fml")
+    folder = organiser.path / "runs" / "one"
+    go(organiser, line, folder)
+    engine = NetworkEngine(line, organiser.run_id(folder), organiser.agreed.checksum, 0)
+    with pytest.raises(RunError, match="c0: refused: it took part in this run"):
+        welcome(organiser.agreed, engine, folder, "c0")
+    line.away = {"c0"}
+    with pytest.raises(RunError, match="c0: it is not here"):
+        welcome(organiser.agreed, engine, folder, "c0")

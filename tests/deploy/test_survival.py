@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 from real_deployment import RECIPE, SITES, RealDeployment, assert_same_as_local, wait_for_round, worked
+
+from mutua.federation.site_ledger import entries
 
 pytestmark = pytest.mark.deploy
 
@@ -50,6 +53,23 @@ def test_a_site_that_comes_late_takes_part(deployed: RealDeployment) -> None:
     said = run.done(900)
     assert "c2: it is not here" in said
     assert worked(deployed, "c2") == 5
+
+
+def test_a_site_that_is_added_after_a_run_joins_it(deployed: RealDeployment) -> None:
+    deployed.prepare({**RECIPE, "rounds": 1, "evaluate_every": 1}, SITES)
+    deployed.start(*SITES)
+    deployed.begin("run", "deploy", "run", "organiser").done()
+    deployed.command("deploy", "add", "organiser", "late")
+    (deployed.place / "organiser" / "hand-out" / "late").rename(deployed.site("late"))
+    shutil.copy(deployed.site("c0") / "train.npz", deployed.site("late") / "data.npz")
+    deployed.begin("late", "deploy", "client", deployed.site("late"))
+    deployed.processes["server"].wait_for("late is here")
+    said = deployed.begin("join", "deploy", "join", "organiser", "late").done()
+    assert "late has joined" in said
+    said = deployed.command("deploy", "benefit", deployed.site("late"))
+    assert "serve: " in said
+    [entry] = entries(deployed.site("late") / "ledger.jsonl")
+    assert (entry.verb, entry.bytes) == ("join", 0)
 
 
 def test_nothing_is_left_running(deployed: RealDeployment) -> None:

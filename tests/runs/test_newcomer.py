@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mutua import InputError, Samples, load
+from mutua.engines.alone import train_alone_until
 from mutua.federation.module_pool import Modules
 from mutua.methods import FML, EarlyStopping, Independent, Participant
+from mutua.methods.base import Job
 from mutua.runs import newcomer
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
@@ -116,9 +118,10 @@ def test_mutual_is_fmls_own_objective(joined: Callable[..., Joined], finished: F
     taught_by_none = finished(FML(alpha=1.0, beta=1.0).model_dump() | {"name": "fml"})[0]
     result = joined("mutual", run=taught_by_none)
     plan = RunFolder.open(taught_by_none).plan
-    alone = newcomer._alone(
-        plan, result.client, Modules(torch.device("cpu")), EarlyStopping("personal")
-    ).state_dict()
+    job, modules = Job(FML(), plan, None), Modules(torch.device("cpu"))
+    alone = (
+        train_alone_until(job, result.client, modules, EarlyStopping("personal")).model("personal").state_dict()
+    )
     assert all(torch.equal(value, alone[name]) for name, value in kept(result).items())
     assert result.accuracy["predictor"] == result.accuracy["alone"]
     taught = kept(joined("mutual"))
@@ -351,7 +354,7 @@ def test_ctrl_c_leaves_nothing_half_done(
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(newcomer, "_alone", stop)
+    monkeypatch.setattr(newcomer, "train_alone_until", stop)
     with pytest.raises(KeyboardInterrupt):
         join(RunFolder.open(finished()[0]), digits, how="global", out=tmp_path / "n")
     assert not (tmp_path / "n").exists()

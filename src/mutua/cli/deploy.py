@@ -114,6 +114,25 @@ def run_deployment_command(
     _say(f"next: mutua report {folder}")
 
 
+@app.command("join")
+def join_deployment_command(
+    path: Deployment,
+    client: ClientName,
+    run: Annotated[
+        str | None, typer.Option("--run", help="The name of a finished run. Default: the newest.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Let a client that took no part join a run that is over, as a newcomer.
+
+    It gets the last global and makes a model of its own of it, on its own machine. Nothing comes back.
+    """
+    from mutua.deploy.organiser import Organiser
+    from mutua.deploy.server import join_and_watch
+
+    folder = join_and_watch(Organiser.open(path), client, _say, run)
+    _say(f"{client} has joined {folder}; there: mutua deploy benefit FOLDER")
+
+
 @app.command("status")
 def status_command(path: Deployment) -> None:
     """Who is here, and how the newest run stands."""
@@ -145,6 +164,7 @@ def add_command(path: Deployment, client: ClientName) -> None:
     place = Organiser.open(path).add_client(client)
     _say(f"made {place}: hand it to {client} safely, then remove it here")
     _say("a server that is running lets it in within seconds; it takes part in runs that begin from now on")
+    _say(f"to have it join a run that is over: mutua deploy join {path} {client}")
 
 
 @app.command("revoke")

@@ -15,8 +15,9 @@ from typing import Any
 from mutua.deploy.agreement import Agreement
 from mutua.deploy.organiser import Organiser
 from mutua.engines.network import NetworkEngine
-from mutua.engines.site_requests import SiteLine
+from mutua.engines.site_requests import SiteLine, SiteRequest
 from mutua.errors import LeftOut, MutuaError, RunError
+from mutua.federation.message import Message, weights
 from mutua.rounds.events import Callback
 from mutua.runs.folder import RunFolder
 from mutua.runs.recording import Recorder
@@ -36,8 +37,8 @@ LineOf = Callable[[Mapping[str, bytes], Callable[[str], None]], SiteLine]
 """Makes the line to the sites: of their public keys by client, and of what is told when one comes or goes."""
 
 
-def serve(line_of: LineOf, place: Path, folder: Path) -> None:
-    """Conduct a run; whatever ends it is in its log, `FOLDER.log`, in one line."""
+def serve(line_of: LineOf, place: Path, folder: Path, newcomer: str | None = None) -> None:
+    """Conduct a run, or let a newcomer join one; whatever ends it is in its log, `FOLDER.log`, in one line."""
     log = EventLog(folder.with_name(f"{folder.name}.log"))
 
     def note(text: str) -> None:
@@ -48,7 +49,10 @@ def serve(line_of: LineOf, place: Path, folder: Path) -> None:
     agreed = organiser.agreed
     engine = NetworkEngine(line, organiser.run_id(folder), agreed.checksum, agreed.file.wait)
     try:
-        conduct(agreed, engine, folder, note, goes_on_by=f"mutua deploy run {shlex.quote(str(place))}")
+        if newcomer is not None:
+            welcome(agreed, engine, folder, newcomer)
+        else:
+            conduct(agreed, engine, folder, note, goes_on_by=f"mutua deploy run {shlex.quote(str(place))}")
     except MutuaError as error:
         log.add("failed", reason=str(error))
         raise
@@ -85,6 +89,19 @@ def conduct(
         write_models(recorder.path, result.job, result.federation, result.global_state, [])
         recorder.finish(result.job, [DEPLOYED], deployed_summary(result), result.seconds)
     return result
+
+
+def welcome(agreed: Agreement, engine: NetworkEngine, folder: Path, client: str) -> None:
+    """Bring a newcomer the last global of a run that is over; it makes a model of it, and sends nothing back."""
+    shared = RunFolder.open(folder).shared()
+    last = agreed.job.plan.rounds + 1
+    brief = Message(**{"global": weights(shared.weights)})
+    request = SiteRequest("join", engine.run, agreed.checksum, last, body=brief.encode())
+    answer = engine.line.ask({client: request}, engine.wait).get(client)
+    if answer is None:
+        raise RunError(f"{client}: it is not here")
+    if answer.ending != "done":
+        raise RunError(f"{client}: {answer.ending}: {answer.reason}")
 
 
 DEPLOYED = "a deployment: data, models and sample counts are the sites' own and not known here"

@@ -16,8 +16,6 @@ def conduct_run(grid: Grid, context: Context) -> None:
     from mutua.deploy.conduct import serve
     from mutua.engines.flower_line import FlowerLine
 
-    serve(
-        lambda keys, note: FlowerLine(grid, keys, note),
-        Path(str(context.run_config["deployment"])),
-        Path(str(context.run_config["run"])),
-    )
+    settings = {name: str(value) for name, value in context.run_config.items()}
+    place, folder = Path(settings["deployment"]), Path(settings["run"])
+    serve(lambda keys, note: FlowerLine(grid, keys, note), place, folder, settings["join"] or None)

@@ -44,6 +44,7 @@ clientapp = "mutua_deployment:client"
 [tool.flwr.app.config]
 deployment = ""
 run = ""
+join = ""
 """
 CODE = '''\
 """What Flower runs: at the server this; a site runs what it has installed itself."""
@@ -180,17 +181,35 @@ def unfinished_run(organiser: Organiser) -> Path | None:
     return runs[-1] if runs and not RunFolder(runs[-1]).finished else None
 
 
+def join_and_watch(organiser: Organiser, client: str, say: Callable[[str], None], run: str | None = None) -> Path:
+    """Let a client that took no part join the newest run that is over, or this one."""
+    if client not in [*organiser.keys()]:
+        raise InputError(f"CLIENT: '{client}' has no key here; first: mutua deploy add {organiser.path} {client}")
+    over = sorted(path for path in organiser.path.glob("runs/*") if path.is_dir() and RunFolder(path).finished)
+    folder = next((path for path in reversed(over) if run in (None, path.name)), None)
+    if folder is None:
+        there = ", ".join(path.name for path in over) or "none"
+        raise InputError(f"--run: no finished run {run or 'to join'}; there are {there}")
+    _watch(organiser, folder, say, f"bringing {client} the global of {folder}", join=client)
+    return folder
+
+
 def run_and_watch(organiser: Organiser, say: Callable[[str], None], *, new: bool = False) -> Path:
     """Begin a run, or go on with the one that was stopped, and tell what happens until it ends."""
-    if not listens("127.0.0.1", organiser.port):
-        raise InputError(
-            f"DIR: the server is not running; in another terminal: mutua deploy server {organiser.path}"
-        )
     folder = None if new else unfinished_run(organiser)
     goes_on = folder is not None
     if folder is None:
         folder = organiser.path / "runs" / f"{organiser.agreed.recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
     folder.parent.mkdir(exist_ok=True)
+    _watch(organiser, folder, say, f"{'going on with' if goes_on else 'beginning'} {folder}; waiting for sites")
+    return folder
+
+
+def _watch(organiser: Organiser, folder: Path, say: Callable[[str], None], begins: str, join: str = "") -> None:
+    if not listens("127.0.0.1", organiser.port):
+        raise InputError(
+            f"DIR: the server is not running; in another terminal: mutua deploy server {organiser.path}"
+        )
     app = organiser.private / "app"
     app.mkdir(exist_ok=True)
     write_file(app / "pyproject.toml", APP)
@@ -198,11 +217,11 @@ def run_and_watch(organiser: Organiser, say: Callable[[str], None], *, new: bool
     log = EventLog(folder.with_name(f"{folder.name}.log"))
     seen = len(log.read())
     events = EventLog(folder / "events.jsonl")
-    told = len(events.read()) if goes_on else 0
+    told = len(events.read()) if events.path.is_file() else 0
     with control(organiser.port, organiser.path / CA) as client:
-        settings = {"deployment": str(organiser.path.absolute()), "run": str(folder.absolute())}
+        settings = {"deployment": str(organiser.path.absolute()), "run": str(folder.absolute()), "join": join}
         number = start_run(client, app, settings)
-        say(f"{'going on with' if goes_on else 'beginning'} {folder}; waiting for sites")
+        say(begins)
         try:
             while True:
                 ended = False
@@ -220,7 +239,7 @@ def run_and_watch(organiser: Organiser, say: Callable[[str], None], *, new: bool
                     ended = ended or entry["event"] == "finished"
                 told += _tell(events, told, say)
                 if ended:
-                    return folder
+                    return
                 status = run_status(client, number)
                 if status is not None and status.status.startswith("finished"):
                     if any(entry["event"] == "finished" for entry in log.read()[seen:]):

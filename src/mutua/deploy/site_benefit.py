@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from mutua.deploy.site_folder import SiteFolder
-from mutua.engines.alone import models_of, train_alone
+from mutua.engines.alone import models_of, train_alone, train_alone_until
 from mutua.engines.client_worker import device
 from mutua.engines.site import LEDGER, last_brief
 from mutua.engines.site_store import SiteStore
@@ -69,19 +70,20 @@ def benefit_of(
     store, brief = SiteStore(folder=folder.path / "state" / run, client=client.id), last_brief(folder.path, run)
     sent = [entry for entry in entries(folder.path / LEDGER) if (entry.run, entry.verb) == (run, "train")]
     rounds = tuple(sorted({entry.round for entry in sent if '"ending": "done"' in entry.told}))
-    if not rounds:
+    newcomer = not rounds and store.committed(job.plan.rounds + 1) is not None
+    if not rounds and not newcomer:
         raise InputError(f"FOLDER: this site has completed no round of run {run} yet; there is nothing to compare")
     if brief is None and job.method.needs_global:
         raise InputError(f"FOLDER: the global of run {run} is not here; take part in another round")
     modules = Modules(place)
-    with one_thread(), as_fault(client, rounds[-1]):
-        alone = train_alone(
-            job,
-            client,
-            rounds,
-            modules,
-            lambda at: say(f"training your model alone: round {at} of {rounds[-1]}"),
-        )
+    with one_thread(), as_fault(client, job.plan.rounds + 1):
+        if newcomer:
+            say("training your model alone, until your validation samples say stop")
+            until = job.method.stopping("personal")
+            alone = train_alone_until(job, client, modules, until).state
+        else:
+            begins = partial(_tell_round, say, rounds)
+            alone = train_alone(job, client, rounds, modules, begins)
         said: dict[str, dict[str, Tensor]] = {"val": {}, "test": {}}
         kept = {}
         for name, module, made_of in models_of(job, client, store.state, brief, alone, modules):
@@ -102,6 +104,10 @@ def benefit_of(
             put_model(files, made.folder / score.model, {score.model: weights}, card)
         files.write(made.folder / SAYS, to_json(made.summary()) + "\n")
     return made
+
+
+def _tell_round(say: Callable[[str], None], rounds: tuple[int, ...], at: int) -> None:
+    say(f"training your model alone: round {at} of {rounds[-1]}")
 
 
 def model_to_export(folder: Path, name: str | None) -> SavedModel:

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from mutua.engines.work import Staged, perform
+from mutua.errors import NotInStore
 from mutua.federation.client import Client
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules, weights_of
 from mutua.federation.store import State, copied
-from mutua.methods.base import Job
+from mutua.learning.early_stopping import EarlyStopping
+from mutua.methods.base import Hub, Job, Method
 from mutua.methods.independent import Independent
 from mutua.methods.participant import Participant
 from mutua.models.composite import Composite
@@ -38,6 +40,26 @@ def train_alone(
         begins(round)
         state, _ = perform(alone, client, "train", round, Staged(None, state), modules)
     return state
+
+
+def train_alone_until(job: Job, client: Client, modules: Modules, until: EarlyStopping) -> Participant:
+    """The same for a newcomer, who has had no rounds: until validation says stop."""
+    method = Independent()
+    alone = Participant(Job(method, job.plan, None), client, {}, job.plan.rounds + 1, modules)
+    method.start(alone)
+    alone.fit(method.objective, {"personal": alone.model("personal")}, until=until)
+    return alone
+
+
+def served_by(method: Method, client: Participant, brief: Message | None) -> nn.Module:
+    """What a client serves with: by the method or, if that asks for what only participants have, by its base."""
+    try:
+        return method.predictor(client, brief)
+    except NotInStore:
+        # A newcomer's personal model of `start` has learned nothing: it has the global, or what it tuned it to.
+        if not isinstance(method, Hub):
+            raise
+        return Hub.predictor(method, client, brief)
 
 
 class OwnedModel(NamedTuple):
@@ -67,7 +89,7 @@ def models_of(
     if "global" in beside:
         shared = {name: array.clone() for name, array in weights_of(beside["global"]).items()}
         yield OwnedModel("global", beside["global"], job.global_architecture.spec())
-    served = job.method.predictor(joined, brief)
+    served = served_by(job.method, joined, brief)
     holds = weights_of(served)
     if shared is not None and _same(holds, shared):
         return

@@ -104,6 +104,9 @@ class Site:
         store = self.store(request.run)
         if request.forget_after is not None:
             store.back_to(request.forget_after)
+        if request.verb == "join":
+            self._join(store, request, brief)
+            return SiteAnswer("done", facts=self._facts())
         if not store.commits:
             self._work(store, "start", 0, None, 0)
         if request.verb == "evaluate":
@@ -122,6 +125,14 @@ class Site:
         if self.policy.tells_objective:
             facts["terms"] = {name: repr(value) for name, value in reply.terms.items()}
         return SiteAnswer("done", facts=facts, body=body)
+
+    def _join(self, store: SiteStore, request: SiteRequest, brief: Message | None) -> None:
+        """Make a model of what the others have learned. Nothing leaves."""
+        took_part = any(commit.round <= self.job.plan.rounds for commit in store.commits)
+        if took_part or request.round != self.job.plan.rounds + 1:
+            raise Refused("it took part in this run, so it cannot join it as a newcomer")
+        write_file(_brief_path(self.folder, request.run), request.body)
+        self._work(store, "join", request.round, brief, 0)
 
     def _work(self, store: SiteStore, verb: Verb, round: int, brief: Message | None, sent: int) -> Reply:
         """The one transaction. What may not leave is refused before anything is committed."""

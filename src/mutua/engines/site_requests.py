@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol, Self, get_args
 
-SiteVerb = Literal["hello", "train", "finish", "evaluate"]
-"""`hello` asks whether the site is ready for this run; the others are as for any client."""
+SiteVerb = Literal["hello", "train", "finish", "evaluate", "join"]
+"""`hello` asks whether the site is ready for this run; `join` brings a newcomer the last global of one that has
+ended; the others are as for any client."""
 Ending = Literal["done", "refused", "failed"]
 """`refused`: the site will not do or send it; `failed`: it could not."""
 LONGEST_HEADER = 2**20

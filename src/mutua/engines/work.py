@@ -18,8 +18,8 @@ from mutua.methods.checks import check_message, check_named_arrays
 from mutua.methods.participant import Participant
 from mutua.support import signals
 
-Verb = Literal["start", "train", "finish"]
-"""What a client is asked to do, named after the verb of the method."""
+Verb = Literal["start", "train", "finish", "join"]
+"""What a client is asked to do, named after the verb of the method; `join` is `personalise`."""
 Briefs = Mapping[str, Message | None]
 """By client id, what the server sends."""
 
@@ -117,8 +117,10 @@ def perform(job: Job, client: Client, verb: Verb, round: int, staged: Staged, mo
             job.method.start(participant)
         elif verb == "train":
             message = check_message("train", job.method.train(participant, brief))
-        else:
+        elif verb == "finish":
             job.method.finish(participant, brief)
+        else:
+            job.method.personalise(participant, brief, job.method.joins_by)
         may_leave(message, job.method.shares, brief)
         check_named_arrays("client.state", participant.state)
         kept = participant.finite(before, message)

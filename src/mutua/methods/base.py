@@ -77,6 +77,8 @@ class Method(Spec, ABC):
     """Names of its objectives' terms, beside those of the models."""
     any_task: ClassVar[bool] = False
     """Whether it learns by the task's own losses alone, and so also several labels at once, and values."""
+    joins_by: ClassVar[How] = "finetune"
+    """How a newcomer joins if nobody says."""
     pools_data: ClassVar[bool] = False
     """Whether all data is brought to one place."""
 

@@ -27,6 +27,7 @@ class Mutual(Hub):
     any_task: ClassVar[bool] = True
     own_models: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
+    joins_by: ClassVar[How] = "mutual"
     temperature: Annotated[Schedule, within(1e-3, 1e3)] = 1.0
     init: Literal["own", "global"] = "own"
 

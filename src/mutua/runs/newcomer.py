@@ -15,17 +15,15 @@ from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
 from mutua.data.tabular_reading import read_labelled
 from mutua.data.tabular_sources import KINDS
-from mutua.errors import InputError, NotInStore
+from mutua.engines.alone import served_by, train_alone_until
+from mutua.errors import InputError
 from mutua.federation.client import Client
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message, weights
 from mutua.federation.model_checks import check_models
 from mutua.federation.module_pool import Modules
-from mutua.federation.plan import Plan
-from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure
-from mutua.methods import Independent
-from mutua.methods.base import How, Hub, Job, Method
+from mutua.methods.base import How, Job
 from mutua.methods.participant import Participant
 from mutua.models import Architecture
 from mutua.models.composite import Composite
@@ -92,15 +90,17 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     plan = run.plan.model_copy(update={"seed": seed})
     brief = Message(**{"global": weights(shared.weights)})
     modules = Modules(torch.device("cpu"))
-    newcomer = Participant(Job(method, plan, architecture), client, {}, plan.rounds + 1, modules)
+    job = Job(method, plan, architecture)
+    newcomer = Participant(job, client, {}, plan.rounds + 1, modules)
 
     with fill_folder(out) as folder, one_thread():
         accuracy = {"global": _accuracy(newcomer.fork(brief), client)} if architecture.share == "all" else {}
         method.personalise(newcomer, brief, how)
-        predictor = _predictor(method, newcomer, brief)
+        predictor = served_by(method, newcomer, brief)
         kept = {key: value.detach().clone() for key, value in predictor.state_dict().items()}
         accuracy["predictor"] = _accuracy(predictor, client)
-        accuracy["alone"] = _accuracy(_alone(plan, client, modules, method.stopping("personal")), client)
+        alone = train_alone_until(job, client, modules, method.stopping("personal"))
+        accuracy["alone"] = _accuracy(alone.model("personal"), client)
 
         made_of = predictor.spec if isinstance(predictor, Composite) else method.made_of(newcomer)
         told = scored(client.aim, accuracy["predictor"])
@@ -110,17 +110,6 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
             put_model(files, folder, {"predictor": kept}, card)
             files.write(folder / "join.json", to_json(joined.summary()) + "\n")
     return joined
-
-
-def _predictor(method: Method, newcomer: Participant, brief: Message) -> nn.Module:
-    """What the newcomer serves with: by the method or, if it asks for what only participants have, by its base."""
-    try:
-        return method.predictor(newcomer, brief)
-    except NotInStore:
-        # A personal model of `start` has learned nothing here: a newcomer has the global, or what it tuned it to.
-        if not isinstance(method, Hub):
-            raise
-        return Hub.predictor(method, newcomer, brief)
 
 
 class JoinRecord(StoredJson):
@@ -185,16 +174,6 @@ def _samples(data: Path, shared: SavedModel) -> tuple[Samples, Samples | None]:
     train = replace(source.train, preprocess=shared.card.preprocess)
     expect(shared.template, train, "--data")
     return train, source.test and replace(source.test, preprocess=shared.card.preprocess)
-
-
-def _alone(plan: Plan, client: Client, modules: Modules, until: EarlyStopping) -> nn.Module:
-    """The same model trained on the same data, with the same patience, without the federation."""
-    method = Independent()
-    alone = Participant(Job(method, plan, None), client, {}, plan.rounds + 1, modules)
-    method.start(alone)
-    model = alone.model("personal")
-    alone.fit(method.objective, {"personal": model}, until=until)
-    return model
 
 
 def _accuracy(model: nn.Module, client: Client) -> float | None:
