@@ -36,7 +36,7 @@ def say_who(message: Message, context: Context) -> Message:
 
 
 @client.query()  # type: ignore[untyped-decorator]
-def answer(message: Message, context: Context) -> Message:
+def answer_as_site(message: Message, context: Context) -> Message:
     """The site's answer to a request."""
     from mutua.support.processes import use_one_thread
 
@@ -51,7 +51,7 @@ def answer(message: Message, context: Context) -> Message:
 
 
 @server.main()  # type: ignore[untyped-decorator]
-def conduct_run(grid: Grid, context: Context) -> None:
+def conduct_in_federation(grid: Grid, context: Context) -> None:
     """Conduct a run, or go on with one: `run` in the settings, by default a new folder in the deployment's."""
     from mutua.deploy.conduct import serve
     from mutua.deploy.organiser import Organiser

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 from mutua.deploy.flower_signatures import (
     KEYS_VARIABLE,
     RefusalLog,
+    Scope,
     SignedRequests,
     sign_requests,
     tell_of_broken_tls,
@@ -43,9 +44,6 @@ FLOWER_SETTINGS = {
 """No outside connection, and no second of waiting where a tenth will do."""
 OPEN_PATHS = ("/v1/fleet/",)
 """What sites use: Flower checks their signatures there."""
-
-
-Scope = MutableMapping[str, Any]
 
 
 def flower_environment(home: Path, bin_folder: Path | None = None) -> dict[str, str]:
