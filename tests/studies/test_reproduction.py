@@ -13,6 +13,8 @@ import pytest
 import yaml
 from scipy import stats as scipy_stats
 
+from mutua import InputError
+from mutua.learning.headline import ACCURACY
 from mutua.studies.measures import Measure, RunNumbers
 from mutua.studies.papers import items
 from mutua.studies.reproduction import Reproduction
@@ -319,3 +321,97 @@ def test_a_page_is_of_the_items_as_they_are_now(reproduced: Command, tmp_path: P
     done = reproduced("reproduce", "--write", "page.md", "--out", "out")
     assert done.code == 0 and "ours/table-1: --out: out/ours/table-1/FedAvg-small-0 is of another" in done.err
     assert (tmp_path / "page.md").read_text().count("| not run |") == 3
+
+
+# Studies of our own: measures of every cell, and what validation chooses
+
+
+def chosen_item(tiny: dict[str, Any]) -> dict[str, Any]:
+    return item(
+        tiny,
+        grid={
+            "method": {"FedAvg": {"method": "fedavg"}, "alone": {"method": "independent"}},
+            "lr": {"low": {"optimizer.lr": 0.001}, "high": {"optimizer.lr": 0.5}},
+        },
+        laptop={"set": {"rounds": 4, "data.samples_per_client": 60}, "cut": ["4 rounds"]},
+        choose="lr",
+        measures=["predictor", "worst", "better_off", "bytes_up", "cpu_seconds"],
+        claims=[
+            {"text": "better", "measure": "predictor", "better": {"method": "FedAvg"}, "than": {"method": "alone"}}
+        ],
+    )
+
+
+def test_validation_chooses_and_measures_are_of_what_it_has_chosen(
+    reproduced: Command, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
+    (items.FOLDER / "ours" / "study.yaml").write_text(yaml.safe_dump(chosen_item(tiny), sort_keys=False))
+    done = reproduced("reproduce", "ours/study", "--seeds", "2", *OUT)
+    assert done.code == 0, done.err
+
+    def clients(method: str, lr: str, seed: int, split: str) -> list[float]:
+        with (tmp_path / f"out/ours/study/{method}-{lr}-{seed}/history.csv").open() as file:
+            rows = [line.strip().split(",") for line in file]
+        return [
+            float(r[5])
+            for r in rows
+            if r[0] == "4" and r[1] != "global" and r[2:5] == ["predictor", split, "accuracy"]
+        ]
+
+    record = json.loads((tmp_path / "out/ours/study/reproduction.json").read_text())
+    assert [row["cell"] for row in record["measured"]] == ["FedAvg", "alone"]
+    best = {}
+    for row in record["measured"]:
+        method = row["cell"]
+        means = {lr: fmean(fmean(clients(method, lr, s, "val")) for s in (0, 1)) for lr in ("low", "high")}
+        best[method] = row["chosen"]
+        assert means[row["chosen"]] == max(means.values())
+        tested = [clients(method, row["chosen"], s, "test") for s in (0, 1)]
+        assert row["values"]["predictor"][0] == pytest.approx(100 * fmean(map(fmean, tested)))
+        assert row["values"]["worst"][0] == pytest.approx(100 * fmean(map(min, tested)))
+        assert 0 < row["values"]["cpu_seconds"][0] < 60
+    fedavg, alone = record["measured"]
+    pairs = [
+        own > other
+        for s in (0, 1)
+        for own, other in zip(
+            clients("FedAvg", best["FedAvg"], s, "test"), clients("alone", best["alone"], s, "test"), strict=True
+        )
+    ]
+    assert fedavg["values"]["better_off"][0] == pytest.approx(100 * fmean(pairs))
+    assert alone["values"]["better_off"] == [None, None] and alone["values"]["bytes_up"][0] == 0
+    [claim] = record["claims"]
+    assert claim["ours"][0][0] == pytest.approx(fedavg["values"]["predictor"][0])
+    assert record["clients"] == {} and record["values"] == []
+    served = f"{fedavg['values']['predictor'][0]:.2f}"
+    assert re.search(rf"^FedAvg +{best['FedAvg']} +{served} ±", done.out, re.MULTILINE)
+    assert "lr: the best on validation data" in done.out and "8 of 8 runs" in done.out
+
+    assert reproduced("reproduce", "--write", "page.md", "--out", "out").code == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "study, mean and deviation over 2 seeds:" in page
+    assert "| cell | lr | predictor | worst | better_off | bytes_up | cpu_seconds |" in page
+    assert re.search(rf"^\| alone \| {best['alone']} \| [\d.]+ ± [\d.]+ \|", page, re.MULTILINE)
+
+
+def test_nothing_is_chosen_before_all_rivals_have_run(
+    reproduced: Command, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (items.FOLDER / "ours" / "study.yaml").write_text(yaml.safe_dump(chosen_item(tiny), sort_keys=False))
+    monkeypatch.setattr(
+        "mutua.studies.sweep.PlannedRun.finished", property(lambda run: run.path.name != "FedAvg-high-0")
+    )
+    monkeypatch.setattr(RunNumbers, "validated", property(lambda run: float("low" in run.path.name)))
+    monkeypatch.setattr(RunNumbers, "headline", ACCURACY)
+    done = Reproduction("ours/study", "laptop", range(2), Path("nowhere"))
+    assert done.chosen == {(("method", "alone"),): "low"}
+    assert done.values({"method": "FedAvg"}, "predictor") == {}
+
+
+def test_what_is_chosen_cannot_be_named_elsewhere(tiny: dict[str, Any]) -> None:
+    tree = chosen_item(tiny)
+    tree["claims"][0]["better"] = {"method": "FedAvg", "lr": "low"}
+    with pytest.raises(InputError, match=r"'lr' is chosen by validation; name no label of it elsewhere"):
+        items.Item.of(tree)
+    with pytest.raises(InputError, match=r"choose: 'rate' is not an axis of grid"):
+        items.Item.of({**chosen_item(tiny), "choose": "rate"})

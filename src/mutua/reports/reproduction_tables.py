@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from mutua.errors import InputError
 from mutua.reports import console
 from mutua.studies.comparison_tables import clients_table
-from mutua.studies.measures import COUNTS, Measure
+from mutua.studies.measures import ABOUT, COUNTS, Measure
 from mutua.studies.papers.items import Item, item_names, load_item
 from mutua.studies.reproduction import Reproduction, recomputed_record
 from mutua.studies.summaries import OVER_CLIENTS
 from mutua.support.configuration import PathLike
-from mutua.support.text import spread
+from mutua.support.text import Sheet, spread
 
 _PAGE = """# Reproduction
 
@@ -57,14 +58,18 @@ def show_reproduction(done: Reproduction, minutes: float) -> None:
     for row in done.table:
         paper = _number(row.paper, row.paper_spread, row.measure)
         table.add_row(row.cell, row.measure, paper, _number(row.ours, row.ours_sd, row.measure))
-    console.out.print(table)
+    if done.table or not done.measured:
+        console.out.print(table)
     rule = item.published.selection or "not said"
     console.say(f"\nselection: the paper's: {rule}; ours: {done.cells[0][1].selection}")
     if item.published.doubt:
         console.say(f"doubt: {item.published.doubt}")
     if done.left_out:
         console.say(f"{done.left_out} printed numbers are of cells that this scale leaves out")
-    summary = runs.summary()
+    if done.measured:
+        console.say("")
+        console.show_sheets(_measured_sheet(item, [asdict(row) for row in done.measured]))
+    summary = {} if done.measured else runs.summary()
     if summary:
         console.say("")
         console.show_sheets(clients_table(summary))
@@ -79,6 +84,26 @@ def show_reproduction(done: Reproduction, minutes: float) -> None:
         console.out.print(claims)
     of = f"{len(runs.finished)} of {len(runs.runs)} runs"
     console.say(f"\n{of}, {minutes:.1f} minutes; saved in {runs.place}")
+
+
+def _measured_sheet(item: Item, rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    """The item's measures: a row for each cell, with what validation has chosen for it."""
+    choose = [item.choose] if item.choose else []
+    body = [
+        [
+            row["cell"],
+            *([row["chosen"] or "–"] if choose else []),
+            *(
+                _number(row["values"][m][0], None if m in COUNTS else row["values"][m][1], m)
+                for m in item.measures
+            ),
+        ]
+        for row in rows
+    ]
+    chosen = [f"{item.choose}: the best on validation data, by the mean over seeds"] if choose else []
+    about = [f"{measure}: {ABOUT[Measure.of(measure).name]}" for measure in item.measures]
+    heads, remarks = ["cell", *choose, *item.measures], [*chosen, *about]
+    return Sheet("measures", heads, body, remarks=remarks, left=1 + len(choose), most=len(body))
 
 
 def _number(value: float | None, spread: float | None, measure: str) -> str:
@@ -99,7 +124,7 @@ def _difference(mean: float | None, low: float | None, high: float | None, measu
 def _digits(measure: str) -> str:
     """As many as papers print: hundredths of a percent, whole bytes."""
     name = Measure.of(measure).name
-    return ".1f" if name == "rounds_to" else ",.0f" if name in COUNTS else ".2f"
+    return ".1f" if name in ("rounds_to", "cpu_seconds") else ",.0f" if name in COUNTS else ".2f"
 
 
 def reproduction_page(out: PathLike) -> str:
@@ -109,7 +134,7 @@ def reproduction_page(out: PathLike) -> str:
     parts = [_PAGE, _totals(records)]
     for paper in by_paper:
         mine = {name: record for name, record in records.items() if name.startswith(f"{paper}/")}
-        parts += [f"## {paper}\n", _rows(mine), _cuts(mine), _clients(mine)]
+        parts += [f"## {paper}\n", _rows(mine), _cuts(mine), *_measures(mine), _clients(mine)]
     return "\n".join(part for part in parts if part)
 
 
@@ -175,6 +200,21 @@ def _cuts(records: Mapping[str, dict[str, Any] | None]) -> str:
         f"- {name}: {'; '.join(record['cut'])}" for name, record in records.items() if record and record["cut"]
     ]
     return "Cut:\n\n" + "\n".join(told) + "\n" if told else ""
+
+
+def _measures(records: Mapping[str, dict[str, Any] | None]) -> list[str]:
+    """A table for each item that has measures."""
+    parts = []
+    for name, record in records.items():
+        rows = record.get("measured", []) if record else []
+        if not rows:
+            continue
+        item = load_item(name)
+        sheet = _measured_sheet(item, rows)
+        title = f"{name.partition('/')[2]}, mean and deviation over {max(row['seeds'] for row in rows)} seeds:"
+        lines = [_line(*sheet.heads), "|" + "---|" * len(sheet.heads), *(_line(*row) for row in sheet.body)]
+        parts.append("\n".join([title, "", *lines, "", *(f"- {remark}" for remark in sheet.remarks)]) + "\n")
+    return parts
 
 
 def _clients(records: Mapping[str, dict[str, Any] | None]) -> str:

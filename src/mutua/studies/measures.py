@@ -40,11 +40,12 @@ ABOUT = {
     "spread_last_20": "standard deviation over a curve's last 20 evaluations: spread_last_20(predictor)",
     "bytes_up": "bytes that a client sends per round",
     "bytes_down": "bytes that a client receives per round",
+    "cpu_seconds": "CPU seconds of the whole run, evaluations included",
 }
 _OF_CLIENTS = ("predictor", "global_own", "wdp", "cdp", "acc", "worst", "spread_clients", "better_off")
 """Measures that may name clients: acc(photo), predictor(c0 c1) is the mean of two."""
 REACHING = ("rounds_to", "bytes_to")
-COUNTS = (*REACHING, "bytes_up", "bytes_down")
+COUNTS = (*REACHING, "bytes_up", "bytes_down", "cpu_seconds")
 """Measures that are counted; the others are fractions, printed as percent."""
 _WAYS: tuple[Direction, ...] = ("up", "down")
 _CALL = re.compile(r"^([a-z_0-9]+)(?:\((.*)\))?$")
@@ -160,6 +161,19 @@ class RunNumbers:
         every = [(*key, value) for key, value in found.items()]
         return [*every, *(("mean", *key, fmean(values)) for key, values in means.items())]
 
+    @property
+    def cpu_seconds(self) -> float | None:
+        """What it took of the processes that it had to itself; None where it shared one, as `mutua run` does."""
+        told = [event["seconds"] for event in RunFolder(self.path).events.read() if event["event"] == "processed"]
+        return sum(told) if told else None
+
+    @property
+    def validated(self) -> float | None:
+        """The clients' predictors on their own validation data: the mean over those that count."""
+        metric = self.headline.metric
+        found = [v for who, *of, v in self.rows if who == "mean" and of == ["predictor", "val", metric]]
+        return found[0] if found else None
+
     def curve(self, name: str, among: Collection[str] | None = None) -> list[tuple[int, float]]:
         """By round, the global on the common test set or the mean over clients, `among` these, on their own."""
         if name == "global":
@@ -192,6 +206,8 @@ class RunNumbers:
                 entries = [entry for entry in self.ledger if entry.direction == asked.name.removeprefix("bytes_")]
                 turns = {(entry.round, entry.client) for entry in entries}
                 return sum(entry.bytes for entry in entries) / len(turns) if turns else 0.0
+            case "cpu_seconds":
+                return self.cpu_seconds
         values = self.by_client(asked.name)
         if among is not None:
             values = {client: value for client, value in values.items() if client in among}

@@ -11,8 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from mutua.engines.choice import LOCAL, EngineChoice
+from mutua.learning.headline import ACCURACY
 from mutua.recipe.grid import Cell, Labels
-from mutua.studies.measures import REACHING, Measure, counted_in_all
+from mutua.studies.measures import REACHING, Measure, RunNumbers, alone_counterpart, counted_in_all
 from mutua.studies.papers.items import Claim, Item, Scale, load_item
 from mutua.studies.statistics import Difference, Spread, paired
 from mutua.studies.sweep import PlannedRun, Sweep
@@ -38,6 +39,16 @@ class TableRow:
     ours: float | None
     ours_sd: float | None
     seeds: int
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A cell with what was chosen for it by validation, if anything, and its measures: mean and deviation."""
+
+    cell: str
+    chosen: str | None
+    seeds: int
+    values: dict[str, tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
@@ -114,9 +125,14 @@ class Reproduction:
             "selection": {"paper": self.item.published.selection, "ours": self.cells[0][1].selection},
             "doubt": self.item.published.doubt,
             "values": [asdict(row) for row in self.table],
+            "measured": [asdict(row) for row in self.measured],
             "claims": [asdict(claim) for claim in self.claims],
-            "clients": {cell: row["clients"] for cell, row in self.sweep.summary().items()},
+            "clients": self._over_clients(),
         }
+
+    def _over_clients(self) -> dict[str, Any]:
+        """By cell, what `compare` says of clients; nothing where the item's own measures say it."""
+        return {} if self.item.measures else {c: row["clients"] for c, row in self.sweep.summary().items()}
 
     @property
     def cut(self) -> list[str]:
@@ -151,7 +167,7 @@ class Reproduction:
 
         None, if one is missing.
         """
-        cells = [cell for cell, _ in self.cells if cell.agrees(labels)]
+        cells = [cell for cell, _ in self.cells if cell.agrees(labels) and self._is_chosen(cell)]
         runs = [(self._planned[self._run(cell), seed], cell.labels.get(_HOW)) for cell in cells]
         return runs if all(run.finished for run, _ in runs) else []
 
@@ -163,7 +179,51 @@ class Reproduction:
         numbers = self.sweep.numbers(run)
         if whole:
             return numbers.whole(measure)
-        return numbers.measure(measure, self.sweep.alone(run) if measure.name == "better_off" else None, among)
+        return numbers.measure(measure, self._alone(run) if measure.name == "better_off" else None, among)
+
+    def _alone(self, run: PlannedRun) -> RunNumbers | None:
+        if self.item.choose is None:
+            return self.sweep.alone(run)
+        others = [o for o in self.sweep.runs if o.seed == run.seed and o.finished and self._is_chosen(o.cell)]
+        found = alone_counterpart(run, others)
+        return None if found is None else self.sweep.numbers(found)
+
+    def _others(self, cell: Cell) -> tuple[tuple[str, str], ...]:
+        """A cell's labels without the one that is chosen."""
+        return tuple((axis, label) for axis, label in cell.labels.items() if axis != self.item.choose)
+
+    @cached_property
+    def chosen(self) -> dict[tuple[tuple[str, str], ...], str]:
+        """By the other labels, the label of the axis `choose` that is best on validation, by the mean over seeds.
+
+        None of them is chosen before all of their runs are finished. Nobody looks at test data.
+        """
+        found: dict[tuple[tuple[str, str], ...], list[tuple[str, float]]] = {}
+        axis = self.item.choose
+        for cell, _ in self.cells if axis is not None else ():
+            runs = [self._planned[self._run(cell), seed] for seed in self.seeds]
+            told = [self.sweep.numbers(run).validated if run.finished else None for run in runs]
+            if (mean := _mean(told)) is not None:
+                found.setdefault(self._others(cell), []).append((cell.labels[axis or ""], mean))
+        every = len({cell.labels[axis] for cell, _ in self.cells}) if axis is not None else 0
+        headline = self.sweep.numbers(self.sweep.finished[0]).headline if found else ACCURACY
+        return {rest: headline.best(rivals) for rest, rivals in found.items() if len(rivals) == every}
+
+    def _is_chosen(self, cell: Cell) -> bool:
+        axis = self.item.choose
+        return axis is None or self.chosen.get(self._others(cell)) == cell.labels[axis]
+
+    @cached_property
+    def measured(self) -> list[MeasuredCell]:
+        """The item's measures of every cell."""
+        rows = []
+        for labels in dict.fromkeys(self._others(cell) for cell, _ in self.cells) if self.item.measures else ():
+            found = {m: Spread.of(list(self.values(dict(labels), m).values())) for m in self.item.measures}
+            seeds = max(spread.n for spread in found.values())
+            numbers = {measure: (spread.mean, spread.sd) for measure, spread in found.items()}
+            name = ", ".join(label for _, label in labels) or "all"
+            rows.append(MeasuredCell(name, self.chosen.get(labels), seeds, numbers))
+        return rows
 
     @cached_property
     def table(self) -> list[TableRow]:
@@ -171,6 +231,7 @@ class Reproduction:
         printed = [(v.cell, v.measure, v.value, v.spread) for v in self.item.published.values]
         told = {(frozenset(cell.items()), measure) for cell, measure, *_ in printed}
         claimed = dict.fromkeys(m for claim in self.item.claims for m in (claim.measure, claim.than_measure) if m)
+        claimed = {measure: None for measure in claimed if measure not in self.item.measures}
         silent = [
             (cell.labels, measure, None, None)
             for measure in claimed

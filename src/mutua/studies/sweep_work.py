@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,7 +56,12 @@ def do_run(run: PlannedRun, data_dir: PathLike | None, line: NewsLine, prepared:
     reporter = _Reporter(run, line)
     try:
         signals.unblock()
-        _run(run, prepared or _prepare(run, data_dir), reporter)
+        ready, began = prepared or _prepare(run, data_dir), time.process_time()
+        try:
+            _run(run, ready, reporter)
+        finally:
+            if run.path.is_dir():  # this process does nothing else
+                RunFolder(run.path).events.add("processed", seconds=round(time.process_time() - began, 3))
         # From the folder: a run that was stopped after its last round has no round to report.
         ended = "done", newest_accuracies(RunNumbers(run.path).history)
     except KeyboardInterrupt:

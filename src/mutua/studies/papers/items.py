@@ -97,6 +97,10 @@ class Item(_Part):
     laptop: Laptop = Field(default_factory=Laptop)
     published: Published = Field(default_factory=Published)
     claims: tuple[Claim, ...] = ()
+    measures: tuple[_Measure, ...] = ()
+    """What is shown of every cell, whatever a paper prints."""
+    choose: str | None = None
+    """An axis, such as of learning rates, of which every other cell has the label that is best on validation."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -110,6 +114,12 @@ class Item(_Part):
         for i, claim in enumerate(self.claims):
             known(self.grid, claim.better, f"claims.{i}.better")
             known(self.grid, claim.than or {}, f"claims.{i}.than")
+        if self.choose is not None:
+            known(self.grid, {self.choose: next(iter(self.grid.get(self.choose, {})), "")}, "choose")
+            sides = [side or {} for claim in self.claims for side in (claim.better, claim.than)]
+            told = [*(value.cell for value in self.published.values), *sides]
+            if any(self.choose in cell for cell in told):
+                raise ValueError(f"choose: '{self.choose}' is chosen by validation; name no label of it elsewhere")
         return self
 
     @classmethod
