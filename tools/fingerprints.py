@@ -38,7 +38,7 @@ MORE = {
     "datasharing": "public: {share: 0.2}\n",
     "mixture": "opt_out: {samples: 0.3}\n",
 }
-ALIKE = {"apfl", "ditto", "fedproto", "l2gd", "lgfedavg", "mocha"}
+ALIKE = {"apfl", "ditto", "fedproto", "fedrolex", "l2gd", "lgfedavg", "mocha"}
 """Methods whose personal models must have the global's design."""
 METHODS = [
     "aggregated",
@@ -58,6 +58,10 @@ METHODS = [
     "fedh2l",
     "fedkd",
     "afl",
+    "cfl",
+    "fedrolex",
+    "fedgkt",
+    "fedsem",
     "feddf",
     "fedmd",
     "fedopt",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mutua
-from method_needs import needs_one_design
+from method_needs import method_named, needs_one_design
 from mutua import Federation, InputError, MutuaError, methods
 from mutua.engines import ray_pool
 from mutua.engines.choice import EngineChoice
@@ -63,8 +63,8 @@ OURS = [name for name in methods.names() if type(methods.of({"name": name})).__m
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_method_gives_the_local_engines_bytes(name: str, images: Federation, on_ray: dict[str, Any]) -> None:
-    method = methods.of({"name": name})
-    images = rotated(**{"global": "cnn1"}) if needs_one_design(name) else images
+    method = method_named(name)
+    images = rotated(**{"global": "mlp" if name == "fedgkt" else "cnn1"}) if needs_one_design(name) else images
     here, there = (mutua.run(method, images, **SETTINGS, **given) for given in ({"workers": 1}, on_ray))
     assert keys(here) == keys(there)
     assert here.history.rows

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import assert_repeatable, work
+from method_needs import method_named
 from mutua import Architecture, Client, Federation, InputError, Kind, Message, Samples, methods
 from mutua.data.public import Public
 from mutua.federation.module_pool import Modules
@@ -548,6 +549,7 @@ def test_opted_out_samples_are_learned_from_at_home(simulate: Simulate, identica
 HONOUR = {"mixture", "fedavg", "fedprox", "finetuned", "independent", "aggregated"} | {
     *("ditto", "apfl", "l2gd", "perfedavg", "fedper", "fedbn", "fedala", "fd", "mocha", "datasharing"),
     *("fedrep", "lgfedavg", "afl", "fedopt", "reptile", "feddf", "fedrod", "fedbabu", "scaffold", "moon"),
+    *("fedsem", "cfl", "fedrolex", "fedgkt"),
 }
 
 
@@ -555,7 +557,7 @@ HONOUR = {"mixture", "fedavg", "fedprox", "finetuned", "independent", "aggregate
 def test_methods_that_do_not_honour_opt_out_are_refused_by_name(name: str, federate: Federate) -> None:
     federation = federate([5, 6])
     federation = replace(federation, public=Public({c.id: c.test for c in federation.clients}))
-    method = methods.of({"name": name})
+    method = method_named(name)
     method.arrange(federation)
     out = opted(federation, b=[2])
     if name in HONOUR:

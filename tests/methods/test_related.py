@@ -91,6 +91,14 @@ ROWS += [
     Row("fedbabu", {"tune_epochs": 1, "tune": "head"}),
     Row("moon", shared=("before",)),
     Row("moon", {"mu": 5.0, "weights": "uniform", "serve": "local"}, shared=("before", "local")),
+    Row("fedsem"),
+    Row("fedsem", {"k": 3, "assign": "loss", "weights": "uniform"}),
+    # A sample whose features are all 0 has the head's bias as its scores.
+    Row("fedgkt", {"labels_leave": True}, shared=("personal",)),
+    Row("fedgkt", {"labels_leave": True, "serve": "joint", "server_epochs": 2}, shared=("personal",)),
+    Row("fedrolex"),
+    Row("fedrolex", {"window": "random", "weights": "samples"}),
+    Row("cfl", {"eps1": 10.0, "eps2": 0.01, "after": 0}),
 ]
 ROWS += [
     Row("fedkd", {"energy": 0.6}),

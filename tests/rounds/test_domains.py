@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from method_needs import AGREED, method_named
 from mutua import Architecture, Client, Federation, Samples, methods, run
 from mutua.data.public import Public
 
@@ -68,7 +69,7 @@ def metrics(history: Any, client: str, round: int, split: str = "test") -> dict[
 
 @pytest.mark.parametrize("name", EACH)
 def test_after_the_last_round_of_every_method(name: str, domains: Federation) -> None:
-    method = methods.of({"name": name, **SHORT.get(name, {})})
+    method = methods.of({"name": name, **AGREED.get(name, {}), **SHORT.get(name, {})})
     result = run(method, domains, **PLAN)
     different = set()
     for client in result.clients:
@@ -114,7 +115,7 @@ def test_fedh2l_in_mid_run_is_judged_after_the_pending_update(domains: Federatio
 @pytest.mark.parametrize("name", ["fedavg", "fedh2l", "independent"])
 def test_without_domains_there_are_none(name: str, domains: Federation) -> None:
     clients = tuple(replace(client, domain=None) for client in domains.clients)
-    result = run(methods.of({"name": name}), replace(domains, clients=clients), **PLAN)
+    result = run(method_named(name), replace(domains, clients=clients), **PLAN)
     assert not [row for row in result.history if row.metric in ("wdp", "cdp", "acc")]
 
 

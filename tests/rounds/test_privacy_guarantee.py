@@ -19,7 +19,7 @@ import mutua
 from conftest import exact_epsilon
 from mutua import Ledger, Message, Plan
 from mutua.federation.privacy_accounting import Uses, epsilon, largest, rdp
-from mutua.methods import FML, FMLU, FedAvg, FineTuned, Independent, Participant, weights
+from mutua.methods import FML, FMLU, FedAvg, FedDF, FedSEM, FineTuned, Independent, Participant, weights
 from mutua.methods.base import Job
 from mutua.rounds.participation import Participation
 from mutua.rounds.privacy_guarantee import Guarantee, guarantee
@@ -130,6 +130,7 @@ class Choosy(FML):
 def test_a_method_that_weighs_or_chooses_promises_nothing_of_its_globals(federate: Any) -> None:
     assert not Weighted().averages and not Choosy().averages
     assert not FedAvg().averages and not FMLU().averages
+    assert not FedDF(weights="uniform").averages and not FedSEM(weights="uniform").averages
     assert FML().averages and UNIFORM.averages and FMLU(uncertain_merge=False).averages
     assert FineTuned(weights="uniform").averages
     run = mutua.run(Weighted(), federate(), rounds=1, privacy={"clip": 1, "noise": 2}, device="cpu")

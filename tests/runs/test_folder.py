@@ -136,7 +136,8 @@ def test_the_confusion_adds_up_to_the_test_samples(finished: Finished) -> None:
 
 @pytest.mark.parametrize("name", base.method_names())
 def test_every_methods_models_come_back_as_they_served(finished: Finished, name: str) -> None:
-    folder, result = finished({"name": name, **QUICK.get(name, {})}, **needs_of(name))
+    given = {"method": {"name": name, **QUICK.get(name, {})}, **needs_of(name)}
+    folder, result = finished(given.pop("method"), **given)
     run = RunFolder.open(folder)
     for client in result.clients:
         x = client.client.test.x

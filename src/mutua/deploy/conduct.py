@@ -86,7 +86,7 @@ def conduct(
         warnings.simplefilter("ignore", LeftOut)  # it is in the tables and files
         prepared = agreed.prepared(engine.facts)
         result = carry_out(prepared, made=engine, callbacks=[recorder, *callbacks], run_state=run_state)
-        write_models(recorder.path, result.job, result.federation, result.global_state, [])
+        write_models(recorder.path, result.job, result.federation, result.shared, [])
         recorder.finish(result.job, [DEPLOYED], deployed_summary(result), result.seconds)
     return result
 

@@ -105,6 +105,13 @@ class Loader:
             number -= len(cuts)
             yield from self._batches(cuts)
 
+    @property
+    def batches(self) -> int:
+        """How many there are in an epoch."""
+        whole, rest = divmod(len(self.samples), self.batch_size)
+        joined = rest == 1 and self.join_single and whole > 0
+        return whole + (rest > 0) - joined
+
     def _cuts(self) -> list[Tensor]:
         """The positions of an epoch's samples, batch by batch."""
         order = torch.randperm(len(self.samples), generator=self.generator)

@@ -14,6 +14,7 @@ from mutua.methods.apfl import APFL
 from mutua.methods.base import How, Hub, Method, register, supervised
 from mutua.methods.base import method_names as names
 from mutua.methods.base import method_of as of
+from mutua.methods.cfl import CFL
 from mutua.methods.datasharing import DataSharing
 from mutua.methods.ditto import Ditto
 from mutua.methods.fd import FD
@@ -21,6 +22,7 @@ from mutua.methods.fedala import FedALA
 from mutua.methods.fedavg import FedAvg, FedProx
 from mutua.methods.fedbabu import FedBABU
 from mutua.methods.feddf import FedDF
+from mutua.methods.fedgkt import FedGKT
 from mutua.methods.fedh2l import FedH2L
 from mutua.methods.fedkd import FedKD
 from mutua.methods.fedmd import FedMD
@@ -29,6 +31,8 @@ from mutua.methods.fedper import FedBN, FedPer
 from mutua.methods.fedproto import FedProto
 from mutua.methods.fedrep import FedRep
 from mutua.methods.fedrod import FedRoD
+from mutua.methods.fedrolex import FedRolex
+from mutua.methods.fedsem import FedSEM
 from mutua.methods.finetuned import FineTuned
 from mutua.methods.fml import FML, Mutual
 from mutua.methods.fmlu import DML, FMLU
@@ -57,6 +61,7 @@ from mutua.models.composite import (
 __all__ = [
     "AFL",
     "APFL",
+    "CFL",
     "DML",
     "FD",
     "FML",
@@ -74,6 +79,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedDF",
+    "FedGKT",
     "FedH2L",
     "FedKD",
     "FedMD",
@@ -83,6 +89,8 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedRolex",
+    "FedSEM",
     "Federation",
     "FineTuned",
     "Gate",

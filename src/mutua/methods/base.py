@@ -298,6 +298,14 @@ class Hub(Method):
         """The global that this client works with: one for all, unless a method has several."""
         return server.state["global"]
 
+    def forked_from(self, server: Server, client_id: str, reply: Message) -> Tensors:
+        """The global that this reply's meme was forked from."""
+        return self.global_for(server, client_id)
+
+    def offered(self, server: Server) -> Mapping[str, Tensors]:
+        """Where there are several globals, all of them, by the names of a brief's parts: newcomers choose."""
+        return {}
+
     def brief(self, server: Server, round: int, client_id: str) -> Message | None:
         """The global."""
         return Message(**{"global": weights(self.global_for(server, client_id))})
@@ -310,7 +318,7 @@ class Hub(Method):
         """
         verbs = (
             getattr(type(self), verb)
-            for verb in ("global_for", "brief", "check", "outliers", "merge", "merge_weights")
+            for verb in ("global_for", "forked_from", "brief", "check", "outliers", "merge", "merge_weights")
         )
         known = all(verb.__module__.startswith("mutua.methods.") for verb in verbs)
         alike = list(self.shares.values()) == [Kind.WEIGHTS] and self.max_norm_ratio is None
@@ -330,12 +338,13 @@ class Hub(Method):
         """By option, memes that are much farther from the global than the others."""
         if self.max_norm_ratio is None or not replies:
             return {}
+        forked = {client: self.forked_from(server, client, reply) for client, reply in replies.items()}
         groups: dict[int, list[str]] = {}
-        for client in replies:
-            groups.setdefault(id(self.global_for(server, client)), []).append(client)
+        for client, before in forked.items():
+            groups.setdefault(id(before), []).append(client)
         outliers: dict[str, str] = {}
         for clients in groups.values():
-            memes, before = [replies[c].arrays("meme") for c in clients], self.global_for(server, clients[0])
+            memes, before = [replies[c].arrays("meme") for c in clients], forked[clients[0]]
             found = merging.overlong_updates(memes, before, self.max_norm_ratio)
             outliers |= {client: found[i] for i, client in enumerate(clients) if i in found}
         return outliers

@@ -42,6 +42,16 @@ def check_rows(reply: Message, name: str, kind: Kind, classes: int, samples: int
     return rows
 
 
+def check_features(reply: Message, name: str, width: int) -> Tensor:
+    """Finite rows of this width, at least one."""
+    rows, usual = reply.arrays(name).get("") if name in reply else None, torch.get_default_dtype()
+    if rows is None or rows.dtype != usual or rows.dim() != 2 or not len(rows) or rows.shape[1] != width:
+        raise Refused(f"it holds no features '{name}': rows of {width} numbers ({usual})")
+    if not bool(rows.isfinite().all()):
+        raise Refused(f"its features '{name}' hold NaN or infinity")
+    return rows
+
+
 def check_prototypes(reply: Message, name: str, classes: int, width: int) -> set[str]:
     """The classes that a reply has a vector of: finite ones of this width, of at most so many classes."""
     if name not in reply:

@@ -44,6 +44,11 @@ class FedDF(Averaging):
     distil_optimizer: Optimizer = Field(default_factory=lambda: Adam(lr=Cosine(start=0.001, end=0.0)))
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
 
+    @property
+    def averages(self) -> bool:
+        """Every meme is a teacher, so the global shows more than their sum."""
+        return not self.distil_steps and super().averages
+
     def arrange(self, federation: Federation) -> Federation:
         """Models are whole: the server asks every meme what it says of public data."""
         federation = super().arrange(federation)

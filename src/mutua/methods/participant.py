@@ -224,6 +224,14 @@ class Participant:
         made.load_state_dict(kept)
         return made
 
+    def on_features(self, model: nn.Module, weights: Tensors) -> nn.Module:
+        """A model of the global's design with these weights, which takes the features that `model` gives."""
+        width, classes = self.features(model, self.train.take([0])).shape[1], len(self.task.classes)
+        made = self.global_architecture.build(channels=width, size=1, classes=classes, seed=0).to(self.device)
+        made.load_state_dict(weights)
+        self._designs[made] = {**self.global_architecture.spec(), "inputs": width}
+        return made
+
     def composite(self, rule: Rule, *, frozen: Collection[str] = (), **parts: nn.Module) -> Composite:
         """A predictor of several models that this client gave out, by a rule; `frozen` parts do not learn."""
         for name, part in parts.items():
@@ -488,7 +496,10 @@ class Participant:
         roles = [("personal", self.architecture)]
         if self._job.global_model is not None:
             roles.append(("meme", self._job.global_model))
-        return any(self._modules.has_batch_norm(role, a, self._client) for role, a in roles)
+        try:
+            return any(self._modules.has_batch_norm(role, a, self._client) for role, a in roles)
+        except InputError:  # a server's model of features, which does not take what a client has
+            return self._modules.has_batch_norm("personal", self.architecture, self._client)
 
 
 def _with_constants(numbers: Numbers, given: Mapping[str, Any], device: torch.device) -> Numbers:

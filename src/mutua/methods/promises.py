@@ -5,14 +5,15 @@ from __future__ import annotations
 HARMLESS = frozenset(
     {
         # Only the server runs these, and it sees nothing but messages.
-        *("open", "global_for", "brief", "check", "outliers", "merge", "merge_weights", "shares", "averages"),
+        *("open", "global_for", "forked_from", "offered", "brief", "check", "outliers", "merge", "merge_weights"),
+        *("shares", "averages"),
         # These serve, describe or set numbers; nothing leaves after them.
         *("predictor", "evaluated", "made_of", "personalise", "reply_bytes", "numbers", "stopping"),
         *("stops_early", "needs_labels", "needs_classes", "works_alone", "made_at_end", "replies_from"),
     }
 )
 """What can be overridden without changing how a client's samples reach what leaves it."""
-SERVING = frozenset(("global_for", "brief", "check", "outliers", "merge", "merge_weights"))
+SERVING = frozenset(("global_for", "forked_from", "brief", "check", "outliers", "merge", "merge_weights"))
 """What decides how the server uses what was sent."""
 
 

@@ -19,7 +19,7 @@ from mutua.federation.module_pool import batch_normed
 from mutua.federation.store import State
 from mutua.federation.topology import Topology
 from mutua.learning.evaluation import outputs
-from mutua.learning.optimizers import Optimizer
+from mutua.learning.optimizers import Optimizer, optimizer_state, restore_optimizer
 from mutua.learning.tasks import CLASSIFICATION, Aim
 from mutua.learning.trainer import Loader, Models, Numbers, Objective, Trainer, own_streams
 from mutua.models import Architecture, features
@@ -53,7 +53,7 @@ class Server:
     """How much each reply counted in the merge: `merge` may set it, for people to see. Not kept."""
 
     def __post_init__(self) -> None:
-        self._widths: dict[int, int] = {}
+        self._blank: dict[int, nn.Module] = {}
 
     @property
     def channels(self) -> int:
@@ -70,29 +70,42 @@ class Server:
         """Whether the global is only a part of a model."""
         return self.model is not None and self.model.share != "all"
 
-    def build(self, weights: Tensors | None = None, client: str | None = None) -> nn.Module:
+    def build(
+        self,
+        weights: Tensors | None = None,
+        client: str | None = None,
+        *,
+        purpose: str = "",
+        input: ModelInput | None = None,
+    ) -> nn.Module:
         """A model of the global's design, or of the one that a client has declared, with these weights.
 
-        Without weights it is initialised by the public seed.
+        Without weights it is initialised by the public seed, and for another `purpose` by another one.
+        `input` is what it is given, if that is not the clients' data.
         """
         architecture = self.model if client is None else self.models[client]
         assert architecture is not None, "Federation.check refuses a hub method without a global model"
-        seed = initial_seed(self.seed)
+        seed = derive(initial_seed(self.seed), purpose) if purpose else initial_seed(self.seed)
+        given = input or self.input
         module = architecture.build(
-            channels=self.channels, size=self.size, classes=self.classes, seed=seed, input=self.input
+            channels=given.channels, size=given.size, classes=self.classes, seed=seed, input=given
         )
         if weights is not None:
             module.load_state_dict(weights)
         return module
 
+    def blank(self, client: str | None = None) -> nn.Module:
+        """Such a model to look at its layers and their shapes: it is built once, and its weights say nothing."""
+        design = self.model if client is None else self.models[client]
+        if id(design) not in self._blank:
+            self._blank[id(design)] = self.build(client=client)
+        return self._blank[id(design)]
+
     def width(self, client: str) -> int:
         """How many features the model that this client has declared gives its head."""
-        design = self.models[client]
-        if id(design) not in self._widths:
-            with torch.no_grad():
-                z, _ = features(self.build(client=client).eval(), self.input.blank)
-            self._widths[id(design)] = z.shape[1]
-        return self._widths[id(design)]
+        with torch.no_grad():
+            z, _ = features(self.blank(client).eval(), self.input.blank)
+        return z.shape[1]
 
     def outputs(self, model: nn.Module, samples: Samples) -> Tensor:
         """The model's scores of public samples, in evaluation mode."""
@@ -106,14 +119,17 @@ class Server:
         samples: Samples,
         *,
         optimizer: Optimizer,
-        steps: int,
+        steps: int | None = None,
+        epochs: int = 1,
         batch_size: int | None = None,
         purpose: str = "",
+        memory: str = "",
     ) -> dict[str, float]:
-        """Train models on public samples for so many steps; the means of the terms.
+        """Train models on samples for so many steps, or epochs; the means of the terms.
 
         A schedule of the optimizer's rate runs over the steps. A second `fit` of a round needs another `purpose`
-        to draw other batches.
+        to draw other batches. `memory` is the group of the state where one model's optimizer keeps what it
+        remembers for the next `fit`; else it begins anew.
         """
         loader = Loader(
             samples,
@@ -122,9 +138,15 @@ class Server:
             torch_stream(public(self.seed), "server", self.round, "batches", purpose),
             join_single=any(map(batch_normed, models.values())),
         )
+        steps = epochs * loader.batches if steps is None else steps
         with self.training(models, optimizer, purpose=purpose) as trainer:
+            stepper = next(iter(trainer.optimizers.values()))
+            if memory in self.state:
+                restore_optimizer(stepper, self.state[memory])
             for step, batch in enumerate(loader.steps(steps), 1):
                 trainer.step(objective, batch, optimizer.rate(step, steps))
+            if memory:
+                self.state[memory] = optimizer_state(stepper)
         return trainer.terms()
 
     @contextmanager

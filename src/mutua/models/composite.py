@@ -172,6 +172,20 @@ class TwoHeads(Rule):
         return scores + F.linear(z, self.weight, self.bias)
 
 
+@register_rule
+class Stacked(Rule):
+    """A model of the server's on the features that a client's own model gives."""
+
+    name: ClassVar[str] = "stacked"
+    formula: ClassVar[str] = "z = input of edge's head; server(z)"
+
+    def forward(self, parts: Parts, x: Tensor) -> Tensor:
+        """Scores."""
+        z, _ = features(parts["edge"], x)
+        scores: Tensor = parts["server"](z)
+        return scores
+
+
 class Composite(nn.Module):
     """Parts by name, each with the description that it is built by, and the rule that combines them."""
 

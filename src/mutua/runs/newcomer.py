@@ -88,7 +88,9 @@ def join_client(run: RunFolder, client: Client, *, how: How, seed: int, out: Pat
     architecture = _complete(shared, how)
     check_models(Federation((client,), architecture), needs_global=True)
     plan = run.plan.model_copy(update={"seed": seed})
-    brief = Message(**{"global": weights(shared.weights)})
+    brief = Message(
+        **{name: weights(arrays) for name, arrays in {"global": shared.weights, **shared.offered}.items()}
+    )
     modules = Modules(torch.device("cpu"))
     job = Job(method, plan, architecture)
     newcomer = Participant(job, client, {}, plan.rounds + 1, modules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -44,10 +44,17 @@ class Result:
     seconds: float
     participation: Participation = field(default_factory=Participation)
     longer: Callable[..., Result] | None = field(default=None, repr=False, compare=False)
+    offered: Mapping[str, Tensors] = field(default_factory=dict)
+    """Of several globals all: a newcomer takes the one that fits it."""
 
     def __post_init__(self) -> None:
         since = {client.id: client.serves_since for client in self.clients}
         self.history.serves_since(self.job.plan.rounds, since)
+
+    @property
+    def shared(self) -> dict[str, Tensors]:
+        """All weights that are shared, by the names of their files: the global and, of several, all."""
+        return {} if self.global_state is None else {"weights": self.global_state, **self.offered}
 
     @property
     def _sheet(self) -> Sheet:
@@ -187,7 +194,7 @@ def write_result(result: Result, recorder: Recorder) -> None:
     """Write the models of a run and, last, run.json: a folder that has it is complete."""
     from mutua.runs.saving import write_models
 
-    write_models(recorder.path, result.job, result.federation, result.global_state, result.clients)
+    write_models(recorder.path, result.job, result.federation, result.shared, result.clients)
     recorder.finish(result.job, result.federation.notes, result.summary(), result.seconds)
 
 

@@ -17,7 +17,7 @@ from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.federation.store_settings import StoreSettings, temporary_files
-from mutua.methods.base import Method, method_of, shown_name
+from mutua.methods.base import Hub, Method, method_of, shown_name
 from mutua.rounds.events import Callback
 from mutua.rounds.loop import Rounds
 from mutua.rounds.participation import never_drawn
@@ -139,6 +139,7 @@ def carry_out(
     ]
     seconds = time.perf_counter() - began
     shared = server.state.get("global")
+    offered = method.offered(server) if isinstance(method, Hub) else {}
     longer = None
     if rounds.before_finish is not None:
         before = replace(rounds.before_finish, stores=stores).unfinished(plan.rounds)
@@ -146,7 +147,16 @@ def carry_out(
         again["stores"] = "memory" if files is None else "disk"
         longer = partial(_longer, method, prepared.given, plan, before, **again)
     result = Result(
-        job, federation, rounds.history, rounds.ledger, shared, clients, seconds, rounds.participation, longer
+        job,
+        federation,
+        rounds.history,
+        rounds.ledger,
+        shared,
+        clients,
+        seconds,
+        rounds.participation,
+        longer,
+        offered,
     )
     if missed := result.left_out():
         many = f"; and {len(missed) - _CLIENTS_LISTED} more" if len(missed) > _CLIENTS_LISTED else ""

@@ -12,6 +12,7 @@ import torch
 from pydantic import ConfigDict, Discriminator, Field, PositiveInt, Tag, ValidationError, model_validator
 from torch import nn
 
+from mutua.data.model_input import ModelInput
 from mutua.data.samples import Preprocess, Samples
 from mutua.data.table_encoding import AppliedEncoding, TableEncoding
 from mutua.data.text_encoding import TextEncoding
@@ -127,6 +128,15 @@ class SavedModel:
             raise InputError(f"RUN: {file} cannot be read ({reason(error)}); it is damaged or missing") from None
 
     @property
+    def offered(self) -> dict[str, Tensors]:
+        """Other weights of the same design in its folder: of several globals all, for a newcomer to choose."""
+        try:
+            files = [file for file in sorted(self.path.glob("*.safetensors")) if file.name != self.card.weights]
+            return {file.stem: safe_reading.read_arrays(file) for file in files}
+        except safe_reading.Unreadable as error:
+            raise InputError(f"RUN: {self.path} cannot be read ({reason(error)}); it is damaged") from None
+
+    @property
     def architecture(self) -> Architecture:
         """The architecture, if it is a single model."""
         try:
@@ -185,7 +195,7 @@ class SavedModel:
     def _part(self, spec: Mapping[str, Any], classes: int, most: int) -> nn.Module:
         """One model; a model of the zoo that takes more bytes than `most` is refused, whatever its card says."""
         samples, architecture = self.template, self._named(spec)
-        given = samples.model_input
+        given = ModelInput.of(int(spec["inputs"]), 1) if "inputs" in spec else samples.model_input
         build = partial(
             architecture.build, channels=given.channels, size=given.size, classes=classes, seed=0, input=given
         )
@@ -198,7 +208,7 @@ class SavedModel:
 
     def _named(self, spec: Mapping[str, Any]) -> Architecture:
         with reading_untrusted_file(self.path / "card.json"):
-            return Architecture.of({key: value for key, value in spec.items() if key != "outputs"})
+            return Architecture.of({key: value for key, value in spec.items() if key not in ("outputs", "inputs")})
 
 
 def scored(aim: Aim, score: float | None = None) -> dict[str, Any]:

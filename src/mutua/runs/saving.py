@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,19 @@ _HEAD = "# Saved from Python, where the data were objects: this file describes t
 
 
 def write_models(
-    path: Path, job: Job, federation: Federation, global_state: Tensors | None, clients: Sequence[ClientResult]
+    path: Path, job: Job, federation: Federation, weights: Mapping[str, Tensors], clients: Sequence[ClientResult]
 ) -> None:
-    """Write the global and every client's model, each with its card, into a run's folder."""
+    """Write what is shared, by the names of its files, and every client's model, each with its card."""
     shared = job.global_model
     with atomic_files() as files:
-        if global_state is not None and shared is not None:
+        if weights and shared is not None:
             first = min(federation.clients, key=lambda client: client.id).train
             first = replace(first, preprocess=first.preprocess.declared)  # what a client has fitted is its own
             given: Any = {"share": shared.share, "weights": "weights.safetensors"}
             card = ModelCard.of(shared.spec(), first, **scored(federation.aim), **given)
             if shared.share != "all":  # every client ends it in classes of its own
                 card = card.model_copy(update={"classes": ()})
-            put_model(files, path / "global", {"weights": global_state}, card)
+            put_model(files, path / "global", weights, card)
         modules = Modules(torch.device("cpu"))  # shared by the clients in turn: building one takes long
         with one_thread():
             for client in clients:
