@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import stat
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,7 @@ from mutua import InputError, Recipe
 from mutua.deploy.agreement import Agreement
 from mutua.deploy.organiser import Organiser
 from mutua.deploy.site_folder import SiteFolder
+from mutua.federation.privacy_accounting import Uses, epsilon
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
@@ -218,3 +225,73 @@ def test_a_site_is_told_what_its_table_lacks(command: Command, tmp_path: Path) -
     assert "none of the columns sex, age, dose is there; it has" in command("deploy", "check", site(place)).out
     change(site(place), data={"path": "less.npz", "name": "arrays"})
     assert "name: arrays, but this is table" in command("deploy", "check", site(place)).out
+
+
+# Privacy, and the server as a site sees it
+
+PRIVATE = {"level": "example", "noise": 1.0, "clip": 1.0}
+
+
+def test_the_noise_of_a_deployment_is_the_systems(command: Command, tmp_path: Path) -> None:
+    given = ("deploy", "init", "p", "--recipe", "tiny.yaml", "--clients", "c0,c1", "--set", "method=fedavg")
+    given += ("--set", "method.weights=uniform", "--set", "privacy.noise=1.0", "--set", "privacy.clip=1.0")
+    seeded = ("--set", "privacy.randomness=seeded")
+    assert "noise is of each site's system" in command(*given, *seeded).err
+    budget = ("--set", "privacy.level=example", "--set", "privacy.budget=3")
+    assert "depends on how many samples a site has" in command(*given, *budget).err
+    assert (done := command(*given, *seeded, "--simulate")).code == 0, done.err
+    path = site(tmp_path / "p") / "client.yaml"
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith("seed")))
+    with pytest.raises(InputError, match="noise must come from this site's system"):
+        SiteFolder.open(path.parent).site()
+
+
+def test_a_site_is_told_its_own_epsilon(command: Command, tmp_path: Path) -> None:
+    """By its own samples, which the organiser does not know; against the accountant."""
+    told = [word for name, value in PRIVATE.items() for word in ("--set", f"privacy.{name}={value}")]
+    given = ("--clients", "c0,c1", "--set", "method=fedavg", "--set", "method.weights=uniform", "--simulate")
+    assert (done := command("deploy", "init", "p", "--recipe", "tiny.yaml", *given, *told)).code == 0, done.err
+    folder = SiteFolder.open(site(tmp_path / "p"))
+    plan, samples = folder.agreed.job.plan, len(folder.client.train)
+    steps = -(-samples // plan.batch_size) * (plan.epochs or 1) * plan.rounds
+    rate = min(1.0, plan.batch_size / samples)
+    expected = epsilon([Uses(1.0, rate, steps)], 1e-5)
+    assert (
+        f"for each of your samples that is ε = {expected:.3g} at δ = 1e-05"
+        in command("deploy", "check", folder.path).out
+    )
+
+
+class Stub:
+    """A server with the deployment's certificate that says what time it is."""
+
+    def __init__(self, made: Path, off: float) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(made / "private" / "server.pem", made / "private" / "server.key")
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.date = formatdate(time.time() + off, usegmt=True)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError), self.context.wrap_socket(self.door.accept()[0], server_side=True) as line:
+            line.recv(2**12)
+            line.sendall(f"HTTP/1.1 403 Forbidden\r\nDate: {self.date}\r\n\r\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        (0, "is there, and its certificate is valid for"),
+        (-3600, "this machine's clock is 3600 s ahead of the server's"),
+        (3600, "this machine's clock is 3600 s behind the server's"),
+    ],
+)
+def test_a_site_compares_its_clock_with_the_servers(made: Path, command: Command, off: float, said: str) -> None:
+    stub = Stub(made, off)
+    path = site(made) / "deployment.yaml"
+    port = stub.door.getsockname()[1]
+    path.write_text(path.read_text().replace(":9092", f":{port}"))
+    out = command("deploy", "check", site(made)).out
+    stub.door.close()
+    assert said in out.replace("3599 s", "3600 s").replace("3601 s", "3600 s"), out

@@ -19,6 +19,7 @@ from mutua.engines.site_requests import SiteLine, SiteRequest
 from mutua.errors import LeftOut, MutuaError, RunError
 from mutua.federation.message import Message, weights
 from mutua.rounds.events import Callback
+from mutua.rounds.privacy_guarantee import Epsilon
 from mutua.runs.folder import RunFolder
 from mutua.runs.recording import Recorder
 from mutua.runs.result import Result
@@ -112,6 +113,8 @@ def deployed_summary(result: Result) -> dict[str, Any]:
     summary = result.summary()
     unknown = dict.fromkeys(UNKNOWN)
     clients = [{**client, **unknown, "model": "its own", "width": 1.0} for client in summary["clients"]]
+    if (told := summary["privacy"]) is not None and told["level"] == "example":  # the sites' counts decide their ε
+        summary["privacy"] = {**told, "epsilon": Epsilon(None)._asdict(), "rdp": None}
     return {**summary, "clients": clients, "deployed": True}
 
 

@@ -40,6 +40,7 @@ from mutua.deploy.keys import (
 )
 from mutua.errors import InputError
 from mutua.federation.federation import Federation
+from mutua.federation.privacy import Privacy
 from mutua.methods.base import Method
 from mutua.recipe.recipe import Recipe
 from mutua.seeds import private
@@ -195,6 +196,7 @@ def init(
     """
     need_flower()
     _check_method(recipe.method)
+    _check_privacy(recipe.privacy, simulate)
     if shape is None or classes is None:
         if data is None:
             raise InputError("--input, --classes: missing; the recipe's data is not here to take them from")
@@ -272,6 +274,20 @@ def write_secret(path: Path, data: bytes) -> None:
 def _check_method(method: Method) -> None:
     if method.pools_data:
         raise InputError(f"method.name: {method.name} brings all data to one place; nothing of it can be deployed")
+
+
+def _check_privacy(privacy: Privacy | None, simulate: bool) -> None:
+    if privacy is None:
+        return
+    if privacy.level == "example" and privacy.budget is not None:
+        raise InputError(
+            "privacy.budget: the ε of an example depends on how many samples a site has, which is not known here; "
+            "leave it out: `mutua deploy check` tells each site its own"
+        )
+    if privacy.randomness == "seeded" and not simulate:
+        raise InputError(
+            "privacy.randomness: seeded, but in a deployment noise is of each site's system; leave it out"
+        )
 
 
 def _simulated(client: str, data: Federation, recipe: Recipe) -> str:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 from mutua.deploy.agreement import CA
+from mutua.deploy.flower_signatures import NEWEST, OLDEST
 from mutua.deploy.keys import NEEDS_FLOWER
 from mutua.deploy.site_folder import SETTINGS, SiteFolder
 from mutua.errors import MutuaError, Refused
 from mutua.federation.message import Kind
+from mutua.federation.privacy_accounting import epsilon, largest
+from mutua.rounds.privacy_guarantee import seen_in_messages
 from mutua.support.text import several, size, some
 
 IN_WORDS = {
@@ -90,6 +95,12 @@ def _what_leaves(folder: SiteFolder) -> Iterator[str]:
     privacy = job.plan.privacy
     told = "none" if privacy is None else f"noise {privacy.noise:g}, clip {privacy.clip:g}, by {privacy.level}"
     yield f"  differential privacy: {told}"
+    if privacy is not None and privacy.noise:
+        times = {folder.client.id: rounds}
+        uses = seen_in_messages(job.plan, privacy, [folder.client], times)
+        found = largest(uses, privacy.delta, epsilon)
+        whose = "your data" if privacy.level == "client" else "each of your samples"
+        yield f"  for {whose} that is ε = {found:.3g} at δ = {privacy.delta:g}, if you send in every round"
     yield "what stays: your data, your own model, its optimizer, your seed"
 
 
@@ -104,6 +115,7 @@ def _server(folder: SiteFolder) -> Iterator[str]:
             context.wrap_socket(plain, server_hostname=host) as line,
         ):
             ends = ssl.cert_time_to_seconds(str((line.getpeercert() or {}).get("notAfter")))
+            there = _time_there(line, host)
     except ssl.SSLError as error:
         why = getattr(error, "verify_message", "") or error.reason or str(error)
         raise Refused(
@@ -114,6 +126,13 @@ def _server(folder: SiteFolder) -> Iterator[str]:
         raise Refused(
             f"server {host}:{port} cannot be reached ({why}); is it running, is the port open?"
         ) from None
+    behind = 0.0 if there is None else there - time.time()
+    if not -NEWEST - 1 < behind < OLDEST:
+        side = "behind" if behind > 0 else "ahead of"
+        raise Refused(
+            f"server {host}:{port}: this machine's clock is {abs(behind):.0f} s {side} the server's, which lets "
+            "nobody in whose clock is wrong; set it right"
+        )
     days = (datetime.fromtimestamp(ends, UTC) - datetime.now(UTC)).days
     yield f"server: {host}:{port} is there, and its certificate is valid for {several(days, 'day')}"
     if days < SOON_DAYS:
@@ -122,3 +141,18 @@ def _server(folder: SiteFolder) -> Iterator[str]:
         import flwr  # noqa: F401
     except ImportError:
         raise Refused(NEEDS_FLOWER) from None
+
+
+def _time_there(line: ssl.SSLSocket, host: str) -> float | None:
+    """The server's clock, by the date of an answer; None if it does not say."""
+    line.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    answer = b""
+    while len(answer) < 2**14 and (piece := line.recv(2**12)):
+        answer += piece
+    for name, _, value in (row.partition(":") for row in answer.decode("latin-1").splitlines()):
+        if name.strip().lower() == "date":
+            try:
+                return parsedate_to_datetime(value.strip()).timestamp()
+            except ValueError:
+                return None
+    return None

@@ -25,7 +25,7 @@ from mutua.data.partitions import IID
 from mutua.data.samples import Samples
 from mutua.data.splits import Split, split_and_deal
 from mutua.data.tabular_reading import read_labelled
-from mutua.deploy.agreement import Agreement
+from mutua.deploy.agreement import RECIPE, Agreement
 from mutua.engines.client_worker import device
 from mutua.engines.site import Site
 from mutua.errors import InputError
@@ -135,6 +135,12 @@ class SiteFolder:
 
     def site(self) -> Site:
         """The site, ready for requests."""
+        privacy = self.agreed.recipe.privacy
+        if privacy is not None and privacy.randomness == "seeded" and self.settings.seed is None:
+            raise InputError(
+                f"{self.path / RECIPE}: privacy.randomness: seeded, but noise must come from this site's system; "
+                "ask the organiser for another recipe"
+            )
         place = device(self.settings.device or self.agreed.recipe.device)
         return Site(self.agreed.job, self.client, self.settings.policy, self.agreed.checksum, self.path, place)
 

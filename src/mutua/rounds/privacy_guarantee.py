@@ -62,6 +62,10 @@ class Guarantee:
     rdp: Epsilon | None = None
 
     def __str__(self) -> str:
+        if self.epsilon.messages is None and self.settings.noise:
+            return (
+                "of every example, by noise whose ε each client knows alone: it depends on how many samples it has"
+            )
         if self.epsilon.messages is None:
             return "none, since privacy.noise is 0"
         whose = "a client's data" if self.settings.level == "client" else "every example"
