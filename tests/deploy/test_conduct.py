@@ -93,3 +93,17 @@ def test_a_site_with_another_recipe_is_named_and_the_rest_go_on(
     result = go(organiser, ByHand(sites), organiser.path / "runs" / "one", note=notes.append)
     assert any(note.startswith("c1: refused: the server runs another recipe") for note in notes)
     assert sum(row.outcome == "merged" for row in result.participation) == 4
+
+
+def test_the_epsilon_of_samples_is_not_made_up(
+    deploy: Callable[..., tuple[Organiser, ByHand]], command: Command
+) -> None:
+    """It depends on how many samples a site has, which the server does not know."""
+    private = {"level": "example", "noise": 1.0, "clip": 1.0}
+    organiser, line = deploy("fedavg", method={"name": "fedavg", "weights": "uniform"}, privacy=private)
+    folder = organiser.path / "runs" / "one"
+    go(organiser, line, folder)
+    told = json.loads((folder / "run.json").read_text())["summary"]["privacy"]
+    assert (told["noise"], told["epsilon"]["messages"], told["rdp"]) == (1.0, None, None)
+    assert (done := command("report", folder)).code == 0, done.err
+    assert "whose ε each client knows alone" in (folder / "report.html").read_text()
