@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mutua.data.table_encoding import TableEncoding, as_columns
+from mutua.data.text_encoding import TextEncoding
 from mutua.deploy.agreement import (
     CA,
     DEPLOYMENT,
@@ -47,6 +48,7 @@ from mutua.seeds import private
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.files import atomic_files
 from mutua.support.folders import new_folder
+from mutua.support.text import some
 
 PORT = 9092
 CLIENT_SETTINGS = """\
@@ -55,8 +57,8 @@ CLIENT_SETTINGS = """\
 
 client: {client}
 
-# Your data: a file of arrays (.npz with x, y and perhaps x_test, y_test), or a folder with one folder of images
-# for each class. A part is set aside for validation and testing, unless you give files for them.
+# Your data: {data}
+# A part is set aside for validation and testing, unless you give files for them (val: and test:).
 data:
   path: {path}
 {more}
@@ -138,7 +140,7 @@ class Organiser:
         if hand_out.exists():
             raise InputError(f"CLIENT: {hand_out} is there already; remove it, so that no old key is handed out")
         pair = client_keys()
-        settings = settings or client_settings(client, self.agreed.recipe)
+        settings = settings or client_settings(client, self.agreed)
         for folder in (hand_out.parent, hand_out):
             folder.mkdir(mode=0o700, exist_ok=True)
         with atomic_files() as files:
@@ -236,7 +238,7 @@ def init(
     certify(folder, authority, server.rpartition(":")[0].strip("[]"))
     made = Organiser(folder)
     for client in clients:
-        settings = None if not simulate or data is None else _simulated(client, data, agreed.recipe)
+        settings = None if not simulate or data is None else _simulated(client, data, agreed)
         place = made.add(client, settings)
         if simulate and data is not None:
             _write_data(place, data, client)
@@ -250,17 +252,36 @@ def certify(folder: Path, authority: Authority, host: str, days: float | None = 
     write_secret(folder / "private" / "server.pem", made.certificate + authority.certificate)
 
 
-def client_settings(client: str, recipe: Recipe, **given: str) -> str:
+def client_settings(client: str, agreed: Agreement, **given: str) -> str:
     """The text of client.yaml."""
-    shared = recipe.models.global_model
+    shared = agreed.recipe.models.global_model
     told = {
-        "path": "data.npz",
+        "data": _data_in_words(agreed),
+        "path": "data.csv" if agreed.file.input.tabular else "data.npz",
         "model": "lenet5" if shared is None else str(shared.label),
         "more": "",
         "seed": "",
         "opt_out": "# opt_out: 0.0",
     }
     return CLIENT_SETTINGS.format(client=client, **{**told, **given})
+
+
+def _data_in_words(agreed: Agreement) -> str:
+    """What a site's data must be like, as a comment of its settings."""
+    told, classes = agreed.file.input, some(agreed.file.classes, 10)
+    wanted = f"classes: {classes}" if agreed.aim.kind == "classification" else f"{agreed.aim.kind} of {classes}"
+    match told.preprocess:
+        case TableEncoding(columns=columns, target=target):
+            names = some([column.name for column in columns], 10)
+            what = f"a table (.csv, .jsonl, .parquet, .npz) with the columns {names}; its target is '{target}'"
+        case TextEncoding(column=column, target=target):
+            what = f"texts (.csv, .jsonl, .parquet) in a column '{column}', and what they mean in '{target}'"
+        case _:
+            what = (
+                "a file of arrays (.npz with x, y, classes and perhaps x_test, y_test), or a folder with one\n# "
+            )
+            what += f"folder of images for each class; samples are {told.dtype} {'x'.join(map(str, told.shape))}"
+    return f"{what};\n# {wanted}."
 
 
 def write_secret(path: Path, data: bytes) -> None:
@@ -290,10 +311,10 @@ def _check_privacy(privacy: Privacy | None, simulate: bool) -> None:
         )
 
 
-def _simulated(client: str, data: Federation, recipe: Recipe) -> str:
+def _simulated(client: str, data: Federation, agreed: Agreement) -> str:
     """The settings of a client of a simulation: its own model, its part of the data, its seed."""
     own = data[client].model.spec()
-    seed = private(recipe.seed, client)
+    seed = private(agreed.recipe.seed, client)
     said = f"\n# The seed of a simulation; without this line the site draws one of its own.\nseed: {seed}\n"
     more = "".join(
         f"  {part}: {f'{part}.npz' if len(getattr(data[client], part)) else 'false'}\n" for part in ("val", "test")
@@ -301,10 +322,10 @@ def _simulated(client: str, data: Federation, recipe: Recipe) -> str:
     names = list(data[client].train.classes)
     if data[client].train.model_input.kind == "table" and data.partial:  # a table's own classes have no order
         more += f"  classes: {json.dumps(names)}\n"
-    given = {"path": "train.npz", "more": more, "model": str(own), "seed": said}
+    given = {"path": "train.npz", "more": more, "model": json.dumps(own), "seed": said}
     if data[client].opt_in is not None:
         given["opt_out"] = "opt_out: opted_out"
-    return client_settings(client, recipe, **given)
+    return client_settings(client, agreed, **given)
 
 
 def _write_data(place: Path, data: Federation, client: str) -> None:
