@@ -30,6 +30,7 @@ Command = Callable[..., Any]
 TINY = {key: value for key, value in RECIPE.items() if key not in ("rounds", "checkpoints")}
 NEEDS: dict[str, dict[str, Any]] = {
     **killing.NEEDS,
+    "fedkd": {"method": {"name": "fedkd", "energy": 0.9}},  # by default a schedule over all rounds
     "fedmd": {"public": {"share": 0.3}, "evaluate_every": 2},
     "finetuned": {"method": {"name": "finetuned", "tune_epochs": 2}, "evaluate_every": 3},
     "independent": {"partition": {"kind": "majority", "clients": 3, "p": 0.6}},
