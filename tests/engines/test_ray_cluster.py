@@ -190,6 +190,10 @@ def test_fractions_of_a_gpu(folder: Path) -> None:
         (ray.exceptions.OutOfMemoryError("dead"), "a node had no memory left; use fewer --workers"),
         (ConnectionError("Could not find any running Ray instance"), "cannot connect .*ray start --head"),
         (
+            Exception("The current node timed out during startup. This could happen because ..."),
+            "Ray did not start in time: is this machine overloaded",
+        ),
+        (
             RuntimeError("No node info found matching node_ip_address"),
             "not a node of that cluster; run mutua on one",
         ),

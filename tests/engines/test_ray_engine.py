@@ -17,6 +17,7 @@ from mutua import Federation, InputError, MutuaError, methods
 from mutua.engines import ray_pool
 from mutua.engines.choice import EngineChoice
 from mutua.engines.ray_engine import RayEngine
+from mutua.engines.ray_worker import Hello
 from mutua.engines.scheduling import WorkItem
 from mutua.errors import LeftOut, RunError
 from mutua.methods import FML, Batch, FedAvg, Independent, Models, Participant
@@ -65,7 +66,9 @@ OURS = [name for name in methods.names() if type(methods.of({"name": name})).__m
 def test_every_method_gives_the_local_engines_bytes(name: str, images: Federation, on_ray: dict[str, Any]) -> None:
     method = method_named(name)
     images = rotated(**{"global": "mlp" if name == "fedgkt" else "cnn1"}) if needs_one_design(name) else images
-    here, there = (mutua.run(method, images, **SETTINGS, **given) for given in ({"workers": 1}, on_ray))
+    # One worker is enough to cross over: the others' start would take most of the time. Elsewhere there are two.
+    engines = {"workers": 1}, on_ray | {"workers": 1}
+    here, there = (mutua.run(method, images, **SETTINGS, **given) for given in engines)
     assert keys(here) == keys(there)
     assert here.history.rows
 
@@ -181,6 +184,19 @@ def item(client: str, cost: float) -> WorkItem:
     return WorkItem("train", client, (), cost, None)
 
 
+def test_a_client_goes_only_to_a_node_that_has_its_files() -> None:
+    pool = object.__new__(ray_pool.RayPool)
+    pool.stores_on_disk, pool._files = False, {"a": frozenset({"1.npz"}), "b": frozenset({"2.npz"})}
+    greetings = [
+        Hello(f"node {n}", frozenset(missing), True, "") for n, missing in enumerate([{"2.npz"}, {"1.npz"}])
+    ]
+    greetings.append(Hello("node 2", frozenset({"1.npz", "2.npz"}), True, ""))
+    pool._workers = [ray_pool._Worker(n, None, None, hello) for n, hello in enumerate(greetings)]
+    waiting = [(item("a", 2.0), 1), (item("b", 1.0), 1)]
+    assert [pool._choose(worker, waiting) for worker in pool._workers] == [0, 1, None]
+    assert pool._choose(pool._workers[2], [*waiting, (item("c", 1.0), 1)]) == 2  # its data have travelled
+
+
 def test_the_longest_goes_first_and_a_warm_one_where_that_costs_nothing() -> None:
     waiting = [item("resnet", 40.0), item("a", 1.0), item("b", 0.9), item("c", 0.1)]
     assert ray_pool.next_item(waiting, here={"a", "b"}, elsewhere=set()) == 0
@@ -256,6 +272,11 @@ def test_it_listens_on_loopback_only(on_ray: dict[str, Any]) -> None:
     loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
     assert len(listening) > 3
     assert set(listening) <= loopback
+
+
+def test_workers_have_the_priority_of_this_process(on_ray: dict[str, Any]) -> None:
+    nice = ray.get(ray.remote(lambda: os.nice(0)).options(num_cpus=0).remote())
+    assert nice == os.nice(0)
 
 
 def test_no_statistics_leave() -> None:

@@ -287,13 +287,17 @@ def test_chunks_cover_an_array_whatever_its_layout(rows: int, monkeypatch: pytes
     x = torch.arange(24.0).view(4, 3, 2)
     same = x.transpose(0, 2).contiguous().transpose(0, 2)
     assert not same.is_contiguous()
-    sums = inputs._sums({"a": [x], "b": [same], "c": [x.double()], "d": [x.view(4, 6)]}, None)
+
+    def sums_of(**held: list[torch.Tensor]) -> dict[str, str]:
+        return inputs._sums(lambda: iter(held.items()), None)
+
+    sums = sums_of(a=[x], b=[same], c=[x.double()], d=[x.view(4, 6)])
     assert sums["a"] == sums["b"] and len(set(sums.values())) == 3
     for at in range(24):
         other = x.clone()
         other.view(-1)[at] += 1
-        assert inputs._sums({"a": [other]}, None)["a"] != sums["a"]
-    assert inputs._sums({"a": [x[:0]], "b": [torch.tensor(True)]}, None)
+        assert sums_of(a=[other])["a"] != sums["a"]
+    assert list(sums_of(a=[x[:0]], b=[torch.tensor(True)], c=[])) == ["a", "b", "c"]
 
 
 def test_a_recorded_recipe_that_cannot_be_read_is_one_line(

@@ -23,7 +23,7 @@ from torch import Tensor
 from mutua.errors import InputError
 from mutua.support import safe_reading
 
-BYTES_AT_ONCE = 2**22
+BYTES_AT_ONCE = 2**20
 """How many bytes of inputs are read at once, about."""
 
 Step = tuple[Callable[..., Tensor], tuple[Any, ...]]

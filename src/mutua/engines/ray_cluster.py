@@ -28,6 +28,8 @@ def installed_ray() -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Tries of about ten seconds each until a cluster that does not answer is given up; Ray's own number is 20.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "3")
+    # Workers on this machine have the priority that those of the local engine have; Ray's own number is 15.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Without a GPU of its own, a worker sees none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
@@ -98,7 +100,7 @@ def explained(address: str | None = None) -> Iterator[None]:
         raise
     except ray.exceptions.RayError as error:
         raise RunError(f"engine: {meaning(error)}") from error
-    except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+    except Exception as error:  # Ray raises all kinds, and plain ones too
         kind, where = (RunError, "ray") if address is None else (InputError, f"ray at {address}")
         raise kind(f"engine: {where}: {meaning(error)}") from error
 
@@ -124,6 +126,8 @@ def meaning(error: BaseException) -> str:
         return (
             "this machine is not a node of that cluster; run mutua on one, or join it with 'ray start --address'"
         )
+    if "timed out during startup" in text:
+        return "Ray did not start in time: is this machine overloaded? Try again when it has less to do"
     if isinstance(error, ConnectionError | TimeoutError) or "connect" in text.lower():
         return f"cannot connect ({_short(text)}); is the cluster running? 'ray start --head' begins one"
     return _short(text)

@@ -23,7 +23,7 @@ _LONGEST_WAIT = 1e6
 """Seconds. The system cannot wait longer, and there is no need to end such a wait."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WorkItem:
     """Something to do for a client."""
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from mutua.engines.assessment import Assessment
+from mutua.engines.assessment import Measured, Names
 from mutua.engines.client_worker import ClientWorker
 from mutua.engines.protocol import Evaluation
 from mutua.engines.scheduling import WorkItem, given_up
@@ -118,23 +119,32 @@ class SimulationEngine:
         scores = self._items("score", {str(i): (shared,) for i in range(number)})
         assessments = self._items("assess", {client: (round, given) for client, given in staged.items()})
         seen = test is not None and self._seen_by_clients(briefs, shared)
-        found: dict[tuple[str, str], Any] = {}
+        metrics: dict[str, Measured | Fault] = {}
+        saw: dict[str, np.ndarray] = {}
+        scored: dict[int, Any] = {}
+        known: dict[Names, Names] = {}
 
         def take(item: WorkItem, result: Any) -> None:
-            found[item.what, item.client] = result
+            if item.what == "score":
+                scored[int(item.client)] = result
+            elif isinstance(result, Fault):
+                metrics[item.client] = result
+            else:
+                metrics[item.client] = Measured(result.metrics, known)
+                if seen and result.seen is not None:
+                    saw[item.client] = result.seen.numpy().copy()  # which lets the worker's memory go
 
         self._do_all(assessments + ([] if seen else scores), take)
-        clients: dict[str, Assessment | Fault] = {client: found["assess", client] for client in briefs}
-        metrics = {c: one if isinstance(one, Fault) else one.metrics for c, one in clients.items()}
+        metrics = {client: metrics[client] for client in briefs}
         if test is None:
             return Evaluation(None, metrics)
-        if seen and any(isinstance(one, Fault) or one.seen is None for one in clients.values()):
+        if seen and len(saw) < len(briefs):
             seen = False
             self._do_all(scores, take)
         if seen:  # the clients' test samples make up the common test set, and the global has scored them already
-            parts = [found["assess", client.id].seen for client in self.federation.clients]
+            parts = [torch.from_numpy(saw[client]) for client in self.stores]
         else:
-            parts = [found["score", str(i)] for i in range(number)]
+            parts = [scored[i] for i in range(number)]
             for part in parts:
                 if isinstance(part, Fault):  # this machine's: no client was at work
                     raise part

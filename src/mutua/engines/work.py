@@ -24,7 +24,7 @@ Briefs = Mapping[str, Message | None]
 """By client id, what the server sends."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What a client sent, and what an observer of the simulation saw of its work."""
 

@@ -148,7 +148,7 @@ class Client:
     def relabelled(self, classes: Sequence[str]) -> Client:
         """The same client with labels as indices into `classes`, matched by name."""
         parts = {split: getattr(self, split).relabelled(classes) for split in ("train", "val", "test")}
-        return replace(self, **parts)
+        return replace(self, **parts) if any(parts[name] is not getattr(self, name) for name in parts) else self
 
 
 def build(architecture: Architecture, client: Client, seed: int, classes: int | None = None) -> torch.nn.Module:

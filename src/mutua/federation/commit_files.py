@@ -36,7 +36,7 @@ class FileFacts(NamedTuple):
     sha256: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FiledCommit:
     """A commit whose arrays are in a file; they are read when somebody asks for them."""
 

@@ -22,6 +22,7 @@ from mutua.data.targets import NAMED
 from mutua.errors import InputError
 from mutua.federation.client import Client
 from mutua.federation.client_checks import check_aims, check_ids, each_a_client, one_each
+from mutua.federation.clients import Clients
 from mutua.learning.headline import Headline
 from mutua.learning.tasks import CLASSIFICATION, Aim, aim_of
 from mutua.models import Architecture
@@ -39,22 +40,25 @@ class Federation:
     Where samples are opted out, a class counts that is declared or that an opted-in sample has.
     """
 
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     global_model: Architecture | None = None
     test: Samples | None = None
     notes: tuple[str, ...] = ()
     public: Public | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", each_a_client(self.clients))
-        if not self.clients:
+        packed, given = self.clients, each_a_client(self.clients)
+        object.__setattr__(self, "clients", given)
+        if not given:
             raise InputError("clients: none; a federation needs at least one")
         if self.global_model is not None:
             object.__setattr__(self, "global_model", Architecture.of(self.global_model))
-        check_ids([client.id for client in self.clients])
-        check_aims(self.clients)
+        check_ids([client.id for client in given])
+        check_aims(given)
         lists = self._class_lists()
-        object.__setattr__(self, "clients", tuple(self._labelled(c, lists[c.id]) for c in self.clients))
+        labelled = [self._labelled(client, lists[client.id]) for client in given]
+        as_packed = type(packed) is Clients and all(a is b for a, b in zip(labelled, given, strict=True))
+        object.__setattr__(self, "clients", packed if as_packed else Clients(labelled))
         self.aim.check(self.classes)
         if len({*lists.values()}) == 1:
             (classes,) = {*lists.values()}
@@ -82,7 +86,7 @@ class Federation:
         alike = len({frozenset(names) for names in heard}) == 1
         return {i: heard[0] if alike and {*names} == {*heard[0]} else names for i, names in own.items()}
 
-    @property
+    @cached_property
     def opting(self) -> bool:
         """Whether anything may be opted out."""
         return any(client.opt_in is not None for client in self.clients)
@@ -150,14 +154,16 @@ class Federation:
         return sorted(self.clients, key=lambda client: client.id)
 
     @cached_property
-    def _by_id(self) -> dict[str, Client]:
-        return {client.id: client for client in self.clients}
+    def _numbers(self) -> dict[str, int]:
+        return {client.id: number for number, client in enumerate(self.clients)}
 
     def __getitem__(self, client_id: str) -> Client:
         try:
-            return self._by_id[client_id]
+            return self.clients[self._numbers[client_id]]
         except KeyError:
-            raise InputError(f"client: {client_id!r} is not in it; there are {some(list(self._by_id))}") from None
+            raise InputError(
+                f"client: {client_id!r} is not in it; there are {some(list(self._numbers))}"
+            ) from None
 
     @classmethod
     def from_arrays(
@@ -415,10 +421,12 @@ class Federation:
         Since ACC on val selects, what is opted out is not among them.
         """
         own = self[client_id]
+        if own.domain is None:
+            return None
         others = [c for c in self.clients if c.id != client_id and c.domain is not None and c.takes_part]
         alike = len({(c.train.classes, c.train.model_input) for c in (own, *others)}) == 1
         # Clients with different classes or inputs share no test that one model could take.
-        if not others or not alike or own.domain is None:
+        if not others or not alike:
             return None
         return {
             "val": concatenate([c.opted_in_of("val") for c in others]),
@@ -436,21 +444,20 @@ class Federation:
             tables = any(one.kind == "table" for one in given)
             listed = "; ".join(map(str, given)) if tables else ", ".join(map(str, given.values()))
             raise InputError(f"clients: inputs of different shapes ({listed}) cannot be pooled")
-        clients = [client.relabelled(self.classes) for client in self._in_order]
+        classes = self.classes
+        clients = [client.relabelled(classes) for client in self._in_order]
         model = self.global_model or clients[0].model
         model = model.model_copy(update={"share": "all"})
         train, val, test = (
             concatenate([getattr(c, split) for c in clients]) for split in ("train", "val", "test")
         )
         if self.public is not None and self.public.labelled:
-            known = replace(
-                self.public, parts={o: p.relabelled(self.classes) for o, p in self.public.parts.items()}
-            )
+            known = replace(self.public, parts={o: p.relabelled(classes) for o, p in self.public.parts.items()})
             known.fits("pooled", train)
             theirs = {c.id: c.train.preprocess for c in clients}
             parts = {o: replace(p, preprocess=theirs.get(o, p.preprocess)) for o, p in known.parts.items()}
             train = concatenate([train, replace(known, parts=parts).whole])
-        common = test if self.test is None else self.test.relabelled(self.classes)
+        common = test if self.test is None else self.test.relabelled(classes)
         return Federation((Client("pooled", train, val, common, model, aim=self.aim),), model, common, self.notes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sys import intern
+from array import array
 from typing import ClassVar, Literal, NamedTuple
 
 from mutua.federation.message import Message
@@ -25,6 +25,27 @@ class Entry(NamedTuple):
     bytes: int
 
 
+class _Sums:
+    """Bytes by client's number, eight bytes for each, and of all together."""
+
+    def __init__(self) -> None:
+        self._all = 0
+        self._by_client = array("q")
+
+    def add(self, client: int, size: int) -> None:
+        if (missing := client + 1 - len(self._by_client)) > 0:
+            self._by_client.extend([-1] * missing)
+        self._by_client[client] = max(0, self._by_client[client]) + size
+        self._all += size
+
+    def of(self, client: int | None) -> int | None:
+        """The sum; None if nothing has been added."""
+        if client is None:
+            return self._all if self._by_client else None
+        found = self._by_client[client] if client < len(self._by_client) else -1
+        return None if found < 0 else found
+
+
 class Ledger(Log[Entry]):
     """Every part of every message that crossed. The entries of a message add up to its encoded length."""
 
@@ -32,8 +53,8 @@ class Ledger(Log[Entry]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._totals: dict[tuple[str, str | None], int] = {}
-        self._kinds: dict[tuple[str, str | None], dict[str, int]] = {}
+        self._totals: dict[str, _Sums] = {"up": _Sums(), "down": _Sums()}
+        self._kinds: dict[str, dict[str, _Sums]] = {"up": {}, "down": {}}
 
     @property
     def entries(self) -> list[Entry]:
@@ -59,17 +80,20 @@ class Ledger(Log[Entry]):
     def _append(self, row: Entry) -> None:
         # Sums are needed after every round and for every client: each entry is counted once, here.
         super()._append(row)
-        for who in (row.client, None):
-            self._totals[row.direction, who] = self._totals.get((row.direction, who), 0) + row.bytes
-            if row.kind != "envelope":
-                mine = self._kinds.setdefault((row.direction, who), {})
-                label = intern(f"{row.kind}: {row.name}")  # thousands of clients have the same
-                mine[label] = mine.get(label, 0) + row.bytes
+        client = self._whose[-1]
+        self._totals[row.direction].add(client, row.bytes)
+        if row.kind != "envelope":
+            self._kinds[row.direction].setdefault(f"{row.kind}: {row.name}", _Sums()).add(client, row.bytes)
 
     def bytes(self, direction: Direction, client: str | None = None) -> int:
         """How many bytes crossed in this direction, for one client or for all."""
-        return self._totals.get((direction, client), 0)
+        return self._totals[direction].of(self._number(client)) or 0
 
     def kinds(self, direction: Direction, client: str | None = None) -> dict[str, int]:
         """Bytes by what they were, such as {"weights: meme": 246824}."""
-        return dict(self._kinds.get((direction, client), {}))
+        found = {kind: sums.of(self._number(client)) for kind, sums in self._kinds[direction].items()}
+        return {kind: sum for kind, sum in found.items() if sum is not None}
+
+    def _number(self, client: str | None) -> int | None:
+        """A client's number; that of a stranger, of whom there is nothing, is beyond all others."""
+        return None if client is None else self._client_numbers.get(client, len(self._clients))

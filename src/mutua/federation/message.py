@@ -38,7 +38,7 @@ class Kind(StrEnum):
     LABELS = "labels"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Part:
     """Arrays of one kind. A single number is an array without dimensions under the empty name."""
 
@@ -58,6 +58,8 @@ class Part:
 
 class Message(Mapping[str, Part]):
     """Parts by name, such as "meme" (weights) and "samples" (a count)."""
+
+    __slots__ = ("_parts",)
 
     def __init__(self, /, **parts: Part) -> None:
         for name in parts:

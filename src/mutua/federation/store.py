@@ -90,7 +90,7 @@ class CommitWriter(Protocol):
         """Write it; the commit to keep in its place."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Store:
     """The last two commits of a client, so that a server one round behind can still be answered."""
 

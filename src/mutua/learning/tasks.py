@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -132,11 +133,17 @@ def aim_of(given: Any, field: str = "task") -> Aim:
     if isinstance(given, Aim):
         return given
     if isinstance(given, str):
-        return _KINDS[task_kind(given, field)]()
+        return _plain(task_kind(given, field))
     if isinstance(given, Mapping):
         kind = task_kind(given.get("kind", "classification"), f"{field}.kind")
         return checked(_KINDS[kind], {**given, "kind": kind}, at=field)
     raise InputError(f"{field}: {given!r}; give 'regression', or mutua.tasks.Regression(loss='huber')")
+
+
+@cache
+def _plain(kind: TaskKind) -> Aim:
+    """The task of this kind with default options: one object, however many clients have it."""
+    return _KINDS[kind]()
 
 
 def plain(aim: Aim) -> bool:

@@ -54,7 +54,8 @@ def _features(model: nn.Module, samples: Samples) -> np.ndarray:
 def data_picture(name: str, title: str, federation: Federation) -> Picture:
     """The clients' training data, projected together by UMAP (FMLU, Fig. 2)."""
     project = _umap()
-    clients = [client.relabelled(federation.classes) for client in federation.clients]
+    classes = federation.classes
+    clients = [client.relabelled(classes) for client in federation.clients]
     held = [_some(client.train, max(MOST_POINTS // len(clients), 1)) for client in clients]
     whole = concatenate(held)
     x = whole.preprocess(whole.x).flatten(1).numpy()

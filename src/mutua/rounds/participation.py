@@ -42,7 +42,7 @@ Reasons = dict[str, list[int]]
 """By reason, the rounds."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Attendance:
     """One client's part in a run. Rounds count from 1; `asked` counts answered, refused and failed ones."""
 

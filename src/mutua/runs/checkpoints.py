@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from mutua.errors import RunError
 from mutua.federation.commit_files import (
@@ -43,19 +44,24 @@ from mutua.support.growing_files import TableEnd
 from mutua.support.tensor_files import Pieces
 
 
-class ArrayFile(Spec):
-    """An array file: its round, its length and its checksum."""
+def _round_name(round: int) -> str:
+    return f"{round:06d}"
 
-    round: int = Field(ge=0)
-    bytes: int = Field(ge=0, le=safe_reading.MAX_ARRAY_BYTES)
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class ArrayFile:
+    """An array file: its round, its length and its checksum. There are thousands, so it is no `Spec`."""
+
+    round: Annotated[int, Field(ge=0)]
+    bytes: Annotated[int, Field(ge=0, le=safe_reading.MAX_ARRAY_BYTES)]
     sha256: str
-    file: str | None = Field(None, pattern=f"^{FILE_NAME}$", max_length=64)
+    file: Annotated[str | None, Field(pattern=f"^{FILE_NAME}$", max_length=64)] = None
     """Its name without its ending, if that is not the round alone."""
 
     @property
     def name(self) -> str:
         """Its name without its ending."""
-        return self.file or f"{self.round:06d}"
+        return self.file or _round_name(self.round)
 
 
 Id = Annotated[str, Field(pattern=f"^{FILE_NAME}$", max_length=64)]
@@ -149,8 +155,7 @@ class CheckpointFolder:
 
         `last` is the round of the clients' last work: what they kept before it is saved too.
         """
-        known = {(client, file.round): file for manifest in self.kept.values() for client, file in manifest.files}
-        synced = {(client, file.name) for manifest in self.kept.values() for client, file in manifest.files}
+        known = {(client, file.name): file for manifest in self.kept.values() for client, file in manifest.files}
         clients: dict[str, ArrayFile] = {}
         before: dict[str, ArrayFile] = {}
         durable: list[FiledCommit] = []
@@ -158,17 +163,20 @@ class CheckpointFolder:
 
             def put(client: str, commit: Committed) -> ArrayFile:
                 if isinstance(commit, FiledCommit) and commit.files == self.stores:
-                    durable.append(commit)
                     name, size, checksum = commit.facts
-                    return ArrayFile(round=commit.round, bytes=size, sha256=checksum, file=name)
-                if (client, commit.round) not in known:
+                    if (client, name) not in known:
+                        durable.append(commit)
+                        known[client, name] = ArrayFile(round=commit.round, bytes=size, sha256=checksum, file=name)
+                    return known[client, name]
+                name = _round_name(commit.round)
+                if (client, name) not in known:
                     # The server does not ask again for what it has merged.
                     reply = commit.reply if commit.round > run_state.round else None
                     about = {"client": client, "round": commit.round, "terms": terms_as_text(commit.terms)}
                     data = encode_state(commit.state, reply, **about)
-                    known[client, commit.round] = _described(commit.round, data)
-                    made.write(self._client(client, known[client, commit.round]), *data)
-                return known[client, commit.round]
+                    known[client, name] = _described(commit.round, data)
+                    made.write(self._client(client, known[client, name]), *data)
+                return known[client, name]
 
             for client, store in sorted(run_state.stores.items()):
                 if not store.commits:
@@ -176,7 +184,7 @@ class CheckpointFolder:
                 clients[client] = put(client, store.commits[-1])
                 if store.commits[-1].round == last and store.changed:
                     before[client] = put(client, store.commits[-2])
-            self._sync(commit for commit in durable if (commit.client, commit.facts.name) not in synced)
+            self._sync(durable)
             server = None
             if run_state.round >= 0:
                 data = encode_state(run_state.server, round=run_state.round)

@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.util import resolve_name
 from itertools import groupby, islice
 from operator import itemgetter
@@ -25,7 +26,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
-from mutua.data.mapped_rows import MappedRows, in_memory
+from mutua.data.mapped_rows import MappedRows, pieces
 from mutua.data.samples import Samples
 from mutua.errors import InputError, line
 from mutua.federation.federation import Federation
@@ -35,7 +36,7 @@ from mutua.recipe.recipe import Recipe, models_in
 from mutua.support import safe_reading
 from mutua.support.configuration import Spec
 from mutua.support.importing import import_object
-from mutua.support.processes import cores
+from mutua.support.processes import cores, share_memory_among_threads
 
 HashProgress = Callable[[int, int], None]
 """Called with how many bytes are hashed, and of how many."""
@@ -110,13 +111,14 @@ def first_changes(changes: Sequence[str]) -> str:
 
 def hash_inputs(recipe: Recipe, federation: Federation, show: HashProgress | None = None) -> Inputs:
     """What this run is made of, hashed by one thread per core."""
-    return Inputs(recipe=recipe.dump(), sums=_sums(dict(_held(recipe, federation)), show))
+    return Inputs(recipe=recipe.dump(), sums=_sums(partial(_held, recipe, federation), show))
 
 
 HashedPart = bytes | Tensor | MappedRows | Path
+NamedParts = tuple[str, list[HashedPart]]
 
 
-def _held(recipe: Recipe, federation: Federation) -> Iterator[tuple[str, list[HashedPart]]]:
+def _held(recipe: Recipe, federation: Federation) -> Iterator[NamedParts]:
     """Everything that is hashed, by name."""
     for client in federation.clients:
         for split, samples in (("training", client.train), ("val", client.val), ("test", client.test)):
@@ -166,7 +168,7 @@ def _made_by(architecture: Architecture) -> Any:
     return registry.find_model(name) if architecture.registered else import_object(name, "models")
 
 
-def _sources(objects: Iterable[Any]) -> Iterator[tuple[str, list[HashedPart]]]:
+def _sources(objects: Iterable[Any]) -> Iterator[NamedParts]:
     """The user's own modules that these come from, and those beside them that they use."""
     waiting: list[str] = []
     for one in objects:
@@ -235,11 +237,13 @@ def _root(module: str) -> Path | None:
     return file.parent.parent if hasattr(sys.modules[_top(module)], "__path__") else file.parent
 
 
-def _sums(held: Mapping[str, Sequence[HashedPart]], show: HashProgress | None) -> dict[str, str]:
-    """The checksum of each: of the checksums of its parts, chunk by chunk."""
-    made = dict.fromkeys(held, hashlib.sha256().hexdigest())
-    total, done = sum(_size(piece) for parts in held.values() for part in parts for piece in _pieces(part)), 0
-    for name, found in groupby(_digests(held), key=itemgetter(0)):
+def _sums(held: Callable[[], Iterator[NamedParts]], show: HashProgress | None) -> dict[str, str]:
+    """The checksum of each: of the checksums of its parts, chunk by chunk. `held` begins with the first again."""
+    total = done = 0
+    if show is not None:
+        total = sum(_size(piece) for _, parts in held() for part in parts for piece in _pieces(part))
+    made: dict[str, str] = {}
+    for name, found in groupby(_digests(held()), key=itemgetter(0)):
         sum_of = hashlib.sha256()
         for _, size, digest in found:
             sum_of.update(digest)
@@ -250,9 +254,10 @@ def _sums(held: Mapping[str, Sequence[HashedPart]], show: HashProgress | None) -
     return made
 
 
-def _digests(held: Mapping[str, Sequence[HashedPart]]) -> Iterator[tuple[str, int, bytes]]:
-    """Of every piece the name, the length and the checksum, in order."""
-    pieces = ((name, piece) for name, parts in held.items() for part in parts for piece in _pieces(part))
+def _digests(held: Iterator[NamedParts]) -> Iterator[tuple[str, int, bytes]]:
+    """Of every piece the name, the length and the checksum, in order; of what has no piece one that is empty."""
+    pieces = ((name, piece) for name, parts in held for part in parts or [b""] for piece in _pieces(part))
+    share_memory_among_threads()
     with ThreadPoolExecutor(cores()) as pool:
         while some := list(islice(pieces, PIECES)):
             # Handing a small piece to a thread takes longer than hashing it.
@@ -284,8 +289,10 @@ def _size(piece: HashedPart) -> int:
 
 def _digest(piece: HashedPart) -> bytes:
     if isinstance(piece, Tensor | MappedRows):
-        piece = in_memory(piece)
-        return hashlib.sha256(piece.cpu().contiguous().view(-1).view(torch.uint8).numpy().data).digest()
+        sum_of = hashlib.sha256()
+        for x in pieces(piece):
+            sum_of.update(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return sum_of.digest()
     if isinstance(piece, bytes):
         return hashlib.sha256(piece).digest()
     if not piece.is_file():  # whatever needs it will say so

@@ -86,6 +86,16 @@ def prepare_to_fork() -> None:
     gc.freeze()
 
 
+def share_memory_among_threads() -> None:
+    """Let threads that begin from now on take memory where the main thread does.
+
+    The C library never gives back what it took for other threads, and forked workers would inherit it.
+    """
+    most_arenas = -8
+    with suppress(OSError, AttributeError):  # only where the C library is GNU's
+        ctypes.CDLL("libc.so.6").mallopt(most_arenas, 1)
+
+
 def keep_memory() -> None:
     """Let the C library keep freed memory instead of giving it back and asking for it again at every step."""
     if os.environ.get("MUTUA_KEEP_MEMORY", "1") == "0":
