@@ -38,8 +38,10 @@ MORE = {
     "datasharing": "public: {share: 0.2}\n",
     "mixture": "opt_out: {samples: 0.3}\n",
 }
-ALIKE = {"apfl", "ditto", "fedproto", "fedrolex", "l2gd", "lgfedavg", "mocha"}
+ALIKE = {"apfl", "ditto", "fedproto", "fedrolex", "pfedbayes", "fedgkt", "l2gd", "lgfedavg", "mocha"}
 """Methods whose personal models must have the global's design."""
+SECTIONS = {"fedgkt": "{name: fedgkt, labels_leave: true}"}
+"""Methods that need an option."""
 METHODS = [
     "aggregated",
     "apfl",
@@ -61,6 +63,7 @@ METHODS = [
     "cfl",
     "fedrolex",
     "fedgkt",
+    "pfedbayes",
     "fedsem",
     "feddf",
     "fedmd",
@@ -111,7 +114,9 @@ def main() -> None:
         for method in METHODS:
             recipe = Path(place) / f"{method}.yaml"
             models = RECIPE.replace(", clients: [mlp, cnn1, mlp, cnn1]", "") if method in ALIKE else RECIPE
-            recipe.write_text(f"{models}method: {method}\n{MORE.get(method, '')}")
+            if method == "fedgkt":  # its global takes features, not images
+                models = models.replace("global: cnn1", "global: mlp")
+            recipe.write_text(f"{models}method: {SECTIONS.get(method, method)}\n{MORE.get(method, '')}")
             for workers in given.workers.split(","):
                 run = Path(place) / f"{method}-{workers}"
                 words = ["run", str(recipe), "--out", str(run), "--workers", workers, *more]

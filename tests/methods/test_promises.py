@@ -92,7 +92,7 @@ def test_the_packages_own_methods_keep_theirs() -> None:
     learning |= {"fedopt", "reptile", "feddf", "fedbabu", "fedsem", "cfl", "fedrolex"}
     assert kept["only_own_gradients"] == learning
     assert kept["honours_opt_out"] == learning | {"independent", "aggregated"} | {
-        *("fedrep", "lgfedavg", "afl", "fedrod", "scaffold", "moon", "fedgkt"),
+        *("fedrep", "lgfedavg", "afl", "fedrod", "scaffold", "moon", "fedgkt", "pfedbayes"),
         *("apfl", "l2gd", "perfedavg", "fedala", "fd", "mocha", "datasharing"),
     }
 

@@ -96,6 +96,8 @@ ROWS += [
     # A sample whose features are all 0 has the head's bias as its scores.
     Row("fedgkt", {"labels_leave": True}, shared=("personal",)),
     Row("fedgkt", {"labels_leave": True, "serve": "joint", "server_epochs": 2}, shared=("personal",)),
+    Row("pfedbayes"),
+    Row("pfedbayes", {"zeta": 0.1, "noise": 0.5, "weights": "uniform"}),
     Row("fedrolex"),
     Row("fedrolex", {"window": "random", "weights": "samples"}),
     Row("cfl", {"eps1": 10.0, "eps2": 0.01, "after": 0}),

@@ -44,6 +44,7 @@ from mutua.methods.mocha import Mocha
 from mutua.methods.moon import Moon
 from mutua.methods.participant import Participant
 from mutua.methods.perfedavg import PerFedAvg
+from mutua.methods.pfedbayes import PFedBayes
 from mutua.methods.scaffold import Scaffold
 from mutua.methods.server import Server
 from mutua.models import features
@@ -109,6 +110,7 @@ __all__ = [
     "Mutual",
     "NearestPrototype",
     "Numbers",
+    "PFedBayes",
     "Part",
     "Participant",
     "PerFedAvg",

@@ -26,7 +26,7 @@ from mutua.federation.store import State, not_finite
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.evaluation import measure, outputs, predictions
 from mutua.learning.memory_layout import channels_last
-from mutua.learning.optimizers import optimizer_state, restore_optimizer
+from mutua.learning.optimizers import Optimizer, optimizer_state, restore_optimizer
 from mutua.learning.precision import computing_in
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
 from mutua.learning.task import Task
@@ -379,21 +379,24 @@ class Participant:
         purpose: str = "",
         streams: Mapping[str, str] | None = None,
         given: Mapping[str, Any] | None = None,
+        optimizer: Optimizer | None = None,
     ) -> Iterator[Trainer]:
         """A trainer over these models, at the rate of this round or of `round`; the store gets what they learned.
 
         A model that is in the store continues with its optimizer's memory, and both are kept there. A fork starts
-        without one, and only its adaptor is kept. The other options are as in `fit`.
+        without one, and only its adaptor is kept. `optimizer` is another than the plan's. The other options are as
+        in `fit`.
         """
         plan, modules = self.plan, self._trainable(models)
         at = self._schedule(self.round if round is None else round)
-        lr, numbers = plan.optimizer.rate(*at), self.numbers if round is None else self._job.method.numbers(*at)
+        optimizer = optimizer or plan.optimizer
+        lr, numbers = optimizer.rate(*at), self.numbers if round is None else self._job.method.numbers(*at)
         numbers = _with_constants(numbers, given or {}, self.device)
         trainable = {n: [p for p in m.parameters() if p.requires_grad] for n, m in modules.items()}
-        optimizers = {n: plan.optimizer.build(p, lr) for n, p in trainable.items() if p}
-        for name, optimizer in optimizers.items():
+        optimizers = {n: optimizer.build(p, lr) for n, p in trainable.items() if p}
+        for name, stepper in optimizers.items():
             if f"{name}.optimizer" in self.state:
-                restore_optimizer(optimizer, self.state[f"{name}.optimizer"])
+                restore_optimizer(stepper, self.state[f"{name}.optimizer"])
         for module in modules.values():
             module.train()
         drawing = {name: (streams or {}).get(name, name) for name in modules}

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mutua.data.model_input import ModelInput
 from mutua.errors import InputError, suggest
 from mutua.models import registry
+from mutua.models.gaussian import Gaussian
 from mutua.models.parts import Size, sides
 from mutua.models.splice import Pooled, Share
 from mutua.support import safe_reading
@@ -35,6 +36,7 @@ _EXPECTED = {
     "init": "the path of a safetensors or state_dict file",
     "share": "all, body, head or a list of names",
     "features": "a whole number above 0",
+    "gaussian": "a number from -50 to 50",
 }
 
 
@@ -49,6 +51,8 @@ class Architecture(Spec):
     share: Share = "all"
     features: int | None = Field(default=None, ge=1)
     """To how many numbers the head's input is pooled, before a new linear head."""
+    gaussian: float | None = Field(default=None, ge=-50, le=50)
+    """The ρ that all weights start with, if they are distributions N(μ, softplus(ρ)²)."""
 
     @classmethod
     def of(cls, value: Any) -> Architecture:
@@ -95,8 +99,12 @@ class Architecture(Spec):
         name = self.label
         if not isinstance(self.name, str) and hasattr(self.name, "__qualname__"):
             name = path_of(self.name)
-        pooled = {} if self.features is None else {"features": self.features}
-        return {"name": name, "width": self.width, **pooled}
+        wrapped = {"features": self.features, "gaussian": self.gaussian}
+        return {
+            "name": name,
+            "width": self.width,
+            **{key: value for key, value in wrapped.items() if value is not None},
+        }
 
     @property
     def registered(self) -> bool:
@@ -122,6 +130,8 @@ class Architecture(Spec):
             module = self._make({"channels": channels, "size": size, "classes": classes}, input)
             if self.features is not None:
                 module = Pooled(module, self.features, classes)
+            if self.gaussian is not None:
+                module = Gaussian(module, self.gaussian)
         if self.init is not None:
             _load(module, self.init)
         return module
