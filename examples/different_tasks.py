@@ -44,7 +44,7 @@ def main(rounds: int = 10, train: int = 150) -> dict[str, mutua.Result]:
             evaluate_every=5,
             seed=0,
         )
-        for method in (mutua.methods.Independent(), mutua.methods.FML())
+        for method in (mutua.methods.NoRegret(), mutua.methods.FML(), mutua.methods.Independent())
     }
     for name, result in results.items():
         scores = "  ".join(f"{c.id} {100 * (c.accuracy() or 0):5.1f} %" for c in result.clients)

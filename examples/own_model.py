@@ -33,7 +33,7 @@ def main(rounds: int = 10, samples_per_client: int = 200) -> mutua.Result:
         seed=0,
     )
     result = mutua.run(
-        mutua.methods.FML(),
+        mutua.methods.NoRegret(),
         federation,
         rounds=rounds,
         epochs=2,

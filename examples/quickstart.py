@@ -1,9 +1,14 @@
-"""Three ways to learn from the same five clients: alone, one model for all (FedAvg), mutual learning (FML)."""
+"""Four ways to learn from the same five clients: no-regret, mutual learning, one model for all, and each alone."""
 
 import mutua
-from mutua.methods import FML, FedAvg, Independent, Method
+from mutua.methods import FML, FedAvg, Independent, Method, NoRegret
 
-METHODS: dict[str, Method] = {"alone": Independent(), "FedAvg's global": FedAvg(), "FML personal": FML()}
+METHODS: dict[str, Method] = {
+    "no-regret": NoRegret(),
+    "FML personal": FML(),
+    "FedAvg's global": FedAvg(),
+    "alone": Independent(),
+}
 
 
 def main(rounds: int = 10, samples_per_client: int = 200) -> dict[str, mutua.Result]:
@@ -31,6 +36,7 @@ def main(rounds: int = 10, samples_per_client: int = 200) -> dict[str, mutua.Res
     for name, result in results.items():
         left = ", ".join(result.ledger.kinds("up")) or "nothing"
         print(f"{name:16} {100 * (result.mean_accuracy() or 0):5.1f} %   left the clients: {left}")
+    print(results["no-regret"].clients[0].benefit())  # is this client better off for having joined?
     return results
 
 

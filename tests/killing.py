@@ -45,6 +45,7 @@ GATE = {"name": "mlp", "width": 0.05}
 NEEDS: dict[str, dict[str, Any]] = {
     "mixture": {"method": {"name": "mixture", "mixture_epochs": 2, "gate": GATE}},
     "finetuned": {"method": {"name": "finetuned", "tune_epochs": 2}},
+    "no-regret": {"method": {"name": "no-regret", "tune_epochs": 2}},
     "fml": {
         "models": {
             "global": {"name": "mlp", "width": 0.1, "share": "body"},

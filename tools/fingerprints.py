@@ -44,6 +44,7 @@ SECTIONS = {"fedgkt": "{name: fedgkt, labels_leave: true}"}
 """Methods that need an option."""
 METHODS = [
     "aggregated",
+    "alone-again",
     "apfl",
     "centralised",
     "datasharing",
@@ -81,6 +82,7 @@ METHODS = [
     "l2gd",
     "mixture",
     "mocha",
+    "no-regret",
     "perfedavg",
 ]
 

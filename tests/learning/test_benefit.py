@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mutua import InputError
-from mutua.learning.benefit import Benefit, best_of
+from mutua.learning.benefit import Benefit, best_of, trusts
 from mutua.learning.headline import Headline
 from mutua.learning.task import LabelTask, Task, ValueTask
+from mutua.models.composite import Composite, Weighted
 
 TASK = Task(("ill", "well"))
 
@@ -144,3 +147,39 @@ def test_rows_for_a_table_have_intervals_and_signs() -> None:
     assert rows[0][1:] == ("75.0 (70.5 to 79.2)", "")
     assert rows[1][2].startswith("-2.5 (-")
     assert rows[2][2].startswith("+12.5 (+")
+
+
+# A mixture of experts that validation samples have weighed
+
+
+def weighed(prior: list[float] | None = None) -> Composite:
+    torch.manual_seed(0)
+    parts = {"corrected": nn.Linear(2, 2), "personal": nn.Linear(2, 2)}
+    return Composite(Weighted(torch.tensor([0.7, 0.3]), 0.01, prior), parts)
+
+
+def test_what_a_mixture_trusts_and_cannot_lose() -> None:
+    assert trusts(nn.Linear(2, 2)) == ()
+    assert [(one.model, one.regret) for one in trusts(weighed())] == [("corrected", None), ("personal", None)]
+    corrected, personal = trusts(weighed([0.75, 0.25]))
+    assert (corrected.weight, personal.weight) == pytest.approx((0.7, 0.3))
+    assert (corrected.regret, personal.regret) == pytest.approx((np.log(2 / 0.75), np.log(8)))
+
+
+def test_the_certificate_is_a_text_for_people_and_can_be_read_again() -> None:
+    said = {"alone": saying(30, 40), "global": saying(20, 40), "served": saying(38, 40)}
+    experts = trusts(weighed([0.75, 0.25]))
+    found = Benefit.of(TASK, said, zeros(40), joined="served", noun="patients", experts=experts)
+    assert str(found).splitlines() == [
+        "accuracy in % on 40 test patients of its own, with 95 % intervals:",
+        "  alone   75.0 (58.8 to 87.3)",
+        "  global  50.0 (33.8 to 66.2)  -25.0 (-38.3 to -9.3) against alone",
+        "  served  95.0 (83.1 to 99.4)  +20.0 (+5.5 to +32.6) against alone",
+        "trust: corrected 70 %, alone 30 %",
+        "log-loss on validation samples, in all at most so many nats above: corrected 1.0, alone 2.1",
+        "Joining helped: 20.0 more of 100 patients are classified correctly, 95 % interval 5.5 to 32.6, "
+        "with 40 test patients.",
+        "serve: served",
+    ]
+    assert Benefit.read(json.loads(json.dumps(found.summary())), "patients") == found
+    assert Benefit.read(Benefit.of(TASK, said, zeros(40), joined="served").summary()).experts == ()

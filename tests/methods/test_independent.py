@@ -17,7 +17,7 @@ from mutua.data.public import Public
 from mutua.errors import LeftOut
 from mutua.federation.module_pool import Modules
 from mutua.learning.trainer import Trainer
-from mutua.methods import Centralised, FedAvg, Independent, Participant
+from mutua.methods import AloneAgain, Centralised, FedAvg, Independent, Participant
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -171,3 +171,16 @@ def test_alone_a_client_trains_in_every_round_whatever_fraction_is_drawn_or_out_
     with pytest.warns(LeftOut, match="^1 of 4 clients were never drawn: .: never drawn, so"):
         drawn = run(Independent(drawn_only=True), federate([9, 8, 7, 6]), **plan, client_fraction=0.25, seed=2)
     assert sum(client.attendance.asked for client in drawn.clients) == 4
+
+
+def test_alone_again_is_the_same_training_by_other_chance(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
+) -> None:
+    federation = federate([9, 12, 7], models=nets.dropping)
+    runs = [simulate(method, federation, rounds=2) for method in (Independent(), AloneAgain(), AloneAgain())]
+    kept = [{c: store.state for c, store in run.engine.stores.items()} for run in runs]
+    for client in "abc":
+        first, again, same = (one[client]["personal"] for one in kept)
+        assert identical(again, same) and not identical(first, again)
+        assert set(kept[1][client]) == {"personal", "personal.optimizer"}
+    assert runs[1].ledger.bytes("up") == 0

@@ -20,8 +20,8 @@ WEIGHTS = RNG.normal(size=(4, 2))
 LABELS = (X @ WEIGHTS > 0).astype(int)
 VALUES = X @ WEIGHTS[:, 0] * 5 + 20
 REGRESSION = mutua.tasks.Regression(mean=20, std=5)
-OWN_DESIGNS = ("aggregated", "dml", "fedh2l", "fedmd", "fd", "fedkd", "fml", "fmlu", "independent")
-REFUSE = ("fd", "fedh2l", "fmlu", "mixture")
+OWN_DESIGNS = ("aggregated", "dml", "fedh2l", "fedmd", "fd", "fedkd", "fml", "fmlu", "independent", "no-regret")
+REFUSE = ("fd", "fedh2l", "fmlu", "mixture", "no-regret")
 """Of the methods here; other methods may refuse too, and say why."""
 
 

@@ -88,10 +88,10 @@ def test_a_promise_counts_for_the_code_it_was_made_of(promise: str) -> None:
 
 def test_the_packages_own_methods_keep_theirs() -> None:
     kept = {promise: {n for n, kind in base._METHODS.items() if promised(kind, promise)} for promise in PROMISES}
-    learning = {"fedavg", "fedprox", "finetuned", "mixture", "ditto", "fedper", "fedbn"}
+    learning = {"fedavg", "fedprox", "finetuned", "mixture", "ditto", "fedper", "fedbn", "no-regret"}
     learning |= {"fedopt", "reptile", "feddf", "fedbabu", "fedsem", "cfl", "fedrolex"}
     assert kept["only_own_gradients"] == learning
-    assert kept["honours_opt_out"] == learning | {"independent", "aggregated"} | {
+    assert kept["honours_opt_out"] == learning | {"independent", "alone-again", "aggregated"} | {
         *("fedrep", "lgfedavg", "afl", "fedrod", "scaffold", "moon", "fedgkt", "pfedbayes"),
         *("apfl", "l2gd", "perfedavg", "fedala", "fd", "mocha", "datasharing"),
     }

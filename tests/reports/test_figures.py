@@ -26,10 +26,11 @@ from mutua.reports.figures import (
 )
 
 ROWS = [
-    DemoRow(client="north", model="MLP", alone=0.5, fedavg=0.25, fml=0.75),
-    DemoRow(client="south", model="CNN1", alone=0.625, fedavg=0.375, fml=0.875),
+    DemoRow(client="north", model="MLP", accuracy={"alone": 0.5, "fedavg": 0.25, "fml": 0.75}),
+    DemoRow(client="south", model="CNN1", accuracy={"alone": 0.625, "fedavg": 0.375, "fml": 0.875}),
 ]
 CURVES = {"alone": [(0, 0.1), (2, 0.5)], "fml": [(0, 0.1), (1, 0.6), (2, 0.8)], "new": [(0, 0.2), (2, 0.3)]}
+FOUR = ("alone", "fedavg", "fml", "no-regret")
 COUNTS = np.array([[12, 0, 3], [0, 7, 1]])
 
 
@@ -65,7 +66,7 @@ def test_the_demo_is_1400_by_600(tmp_path: Path) -> None:
 def test_bars_are_the_data_in_the_methods_colours() -> None:
     left, _ = _demo_figure(ROWS, CURVES).axes
     for bars, method in zip(left.containers, ["alone", "fedavg", "fml"], strict=True):
-        assert [bar.get_height() for bar in bars] == [row[method] for row in ROWS]
+        assert [bar.get_height() for bar in bars] == [row["accuracy"][method] for row in ROWS]
         assert {to_hex(bar.get_facecolor()).upper() for bar in bars} == {COLOURS[method]}
         centres = [bar.get_x() + bar.get_width() / 2 for bar in bars]
         assert [round(centre) for centre in centres] == [0, 1]
@@ -94,7 +95,7 @@ def test_axes_are_in_percent_without_spare_spines() -> None:
 
 
 def test_nothing_in_the_demo_overlaps_the_legend_or_leaves_the_picture() -> None:
-    rows = [DemoRow(client=f"client {i}", model="ResNet18", alone=1, fedavg=1, fml=1) for i in range(5)]
+    rows = [DemoRow(client=f"client {i}", model="ResNet18", accuracy=dict.fromkeys(FOUR, 1.0)) for i in range(5)]
     figure = _demo_figure(rows, CURVES)
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()

@@ -26,6 +26,7 @@ Finished = Callable[..., tuple[Path, Any]]
 
 QUICK = {
     "finetuned": {"tune_epochs": 2},
+    "no-regret": {"tune_epochs": 2},
     "mixture": {"mixture_epochs": 2, "gate": {"name": "mlp", "width": 0.05}},
 }
 

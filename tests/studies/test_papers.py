@@ -26,10 +26,12 @@ ITEMS = {
     "fedh2l": "table-2 table-3 table-4 table-5 table-6 table-7 table-8 figure-1 figure-2 "
     "claim-bandwidth claim-bandwidth-growth",
     "related": "personalised heterogeneous",
+    "no-regret": "confirmation heart-disease pacs",
     "fmlu": "table-1 table-2 table-3 table-4 figure-2 figure-3",
 }
 SCALES: tuple[Scale, ...] = get_args(Scale)
 DOMAINS = {
+    "heart-disease": {"cleveland", "hungarian", "switzerland", "va"},
     "pacs": {"photo", "art_painting", "cartoon", "sketch"},
     "office-home": {"Art", "Clipart", "Product", "Real_World"},
 }

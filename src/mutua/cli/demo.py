@@ -16,7 +16,7 @@ _RECIPE = {
         "global": "lenet5",
         "clients": ["mlp", "lenet5", "cnn1", {"name": "cnn2", "width": 0.25}, {"name": "cnn-5x5", "width": 0.25}],
     },
-    "method": "fml",
+    "method": "no-regret",
     "rounds": 15,
     "epochs": 2,
     "batch_size": 20,
@@ -31,7 +31,7 @@ TABLES = {
         "global": {"name": "mlp", "width": 0.25},
         "clients": [{"name": "mlp", "width": 0.5}, "linear", {"name": "res-mlp", "width": 0.5}],
     },
-    "method": "fml",
+    "method": "no-regret",
     "rounds": 12,
     "epochs": 2,
     "batch_size": 10,
@@ -40,14 +40,14 @@ TABLES = {
 }
 _ABOUT = {
     "images": "Five clients each hold four of the ten digits (real MNIST images, which come\n"
-    "with mutua) and a model of their own design. They learn in three ways, from the\n"
-    "same data and seed:",
+    "with mutua) and a model of their own design. They learn by no-regret, where\n"
+    "each also learns alone and all share one model (FedAvg), and by mutual learning:",
     "tables": "Three hospitals have tables of patients (made up, they come with mutua). They do\n"
-    "not measure the same, and each has a model of its own design. They learn in three\n"
-    "ways, from the same data and seed:",
+    "not measure the same, and each has a model of its own design. They learn by\n"
+    "no-regret, in which each also learns alone and all share one model (FedAvg), and by\n"
+    "mutual learning (FML):",
 }
-METHODS = {"alone": "independent", "fedavg": "fedavg", "fml": "fml"}
-TITLES = {"alone": "each client alone", "fedavg": "FedAvg: one for all", "fml": "FML: mutual learning"}
+METHODS = {"fml": "FML: mutual learning", "no-regret": "no-regret: the default"}
 
 
 def demo_command(
@@ -68,13 +68,13 @@ def demo_command(
 
     out = local_path(out, "--out")
     chosen = TABLES if data == "tables" else _RECIPE
-    recipes = {name: Recipe.of({**chosen, "method": method}) for name, method in METHODS.items()}
-    federation = recipes["fml"].federation()
+    recipes = {name: Recipe.of({**chosen, "method": name}) for name in METHODS}
+    federation = recipes["no-regret"].federation()
     console.say(_ABOUT[data])
     results = {}
     with console.bars() as bars:
         for name, recipe in recipes.items():
             folder = Recorder.create(name, recipe.seed, under=out)
-            progress = console.ProgressBar(TITLES[name], bars)
+            progress = console.ProgressBar(METHODS[name], bars)
             results[name] = execute(recipe, federation, folder, callbacks=[progress])
     show_demo(results, out / "demo.png", folder.path, "images" if data == "images" else "rows")

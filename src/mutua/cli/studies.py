@@ -124,7 +124,7 @@ def reproduce_command(
     scale: Annotated[
         Literal["laptop", "paper"], typer.Option(help="Minutes on two cores, or the paper's own settings.")
     ] = "laptop",
-    seeds: Annotated[int, typer.Option(help="How many seeds, starting from 0.", min=1, metavar="N")] = 3,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from the item's first.", min=1, metavar="N")] = 3,
     minutes: Minutes = None,
     workers: ParallelRuns = None,
     engine: EngineName = "local",
@@ -177,13 +177,15 @@ def _reproduce(
     """Run and show the items; a line for each that is not complete."""
     from mutua.reports import console
     from mutua.reports.reproduction_tables import show_reproduction
+    from mutua.studies.papers.items import load_item
     from mutua.studies.reproduction import Reproduction, read_record
 
     until = None if minutes is None else time.monotonic() + 60 * minutes
     wrong = []
     for name in names:
         left = None if until is None else max(0.0, (until - time.monotonic()) / 60)
-        one = Reproduction(name, scale, range(seeds), out)
+        first = load_item(name).first_seed
+        one = Reproduction(name, scale, range(first, first + seeds), out)
         try:
             with console.bars() as bars:
                 watch = console.SweepBars(len(one.sweep.runs), len(one.sweep.finished), bars)

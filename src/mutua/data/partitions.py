@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field, FiniteFloat, model_validator
 
 from mutua.data.samples import Samples
+from mutua.data.shifts import Shift
 from mutua.errors import InputError
 from mutua.support.configuration import Spec
 
@@ -58,6 +59,8 @@ def cut(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.
 class _Seeded(Spec):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Who gets which samples; None is the run's own seed."""
+    shift: Shift | None = None
+    """What else makes clients differ."""
 
 
 def dealing_seed(partition: object, seed: int) -> int:

@@ -178,18 +178,24 @@ def split_and_deal(
         val, val_parts = test, test_parts
     else:
         val_parts = _follow(partition, deal, fit, val, numpy_stream(seed, "partition", "val"))
+    shift = getattr(partition, "shift", None)  # a user's own partition may have none
+
+    def seen(samples: Samples, k: int, name: str) -> Samples:
+        turned = _seen(samples, deal, k)
+        return turned if shift is None else shift.seen(turned, k, seed, name)
+
     has_domains = isinstance(partition, Domains | Rotated)
     clients = [
         ClientData(
             id=deal.ids[k],
-            train=_seen(fit.take(deal.parts[k]), deal, k),
-            val=_seen(val.take(val_parts[k]), deal, k),
-            test=_seen(test.take(test_parts[k]), deal, k),
+            train=seen(fit.take(deal.parts[k]), k, "train"),
+            val=seen(val.take(val_parts[k]), k, "val"),
+            test=seen(test.take(test_parts[k]), k, "test"),
             domain=deal.ids[k] if has_domains else None,
         )
         for k in range(len(deal.ids))
     ]
-    if deal.angles:
+    if deal.angles or shift is not None:
         common = _union([client.test for client in clients])
     else:
         common = test if given else test.take(np.sort(np.concatenate(test_parts)))
@@ -208,7 +214,7 @@ def split_and_deal(
     for name, samples in hidden.items():
         own = _follow(partition, deal, fit, samples, numpy_stream(seed, "partition", "opted out", name))
         for k, client in enumerate(clients):
-            more: Any = {name: _union([getattr(client, name), _seen(samples.take(own[k]), deal, k)])}
+            more: Any = {name: _union([getattr(client, name), seen(samples.take(own[k]), k, name)])}
             clients[k] = replace(client, **more)
         if number := _undealt(samples, own):
             lost.append(f"{number} opted-out {name} samples dealt to nobody: no client has their classes")

@@ -12,10 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from mutua.deploy.site_folder import SiteFolder
-from mutua.engines.alone import models_of, train_alone, train_alone_until
+from mutua.engines.alone import OwnedModel, benefit, train_alone, train_alone_until
 from mutua.engines.client_worker import device
 from mutua.engines.site import LEDGER, last_brief
 from mutua.engines.site_store import SiteStore
@@ -23,12 +21,10 @@ from mutua.engines.work import as_fault
 from mutua.errors import InputError
 from mutua.federation.module_pool import Modules, weights_of
 from mutua.federation.site_ledger import entries
-from mutua.learning.benefit import Benefit, best_of
-from mutua.learning.evaluation import predictions
+from mutua.learning.benefit import Benefit
 from mutua.runs.saved_models import ModelCard, SavedModel, put_model, scored
 from mutua.support.files import atomic_files, to_json
 from mutua.support.processes import one_thread
-from mutua.support.text import several
 
 MODELS = "models"
 SAYS = "benefit.json"
@@ -84,15 +80,12 @@ def benefit_of(
         else:
             begins = partial(_tell_round, say, rounds)
             alone = train_alone(job, client, rounds, modules, begins)
-        said: dict[str, dict[str, Tensor]] = {"val": {}, "test": {}}
         kept = {}
-        for name, module, made_of in models_of(job, client, store.state, brief, alone, modules):
-            for split, by_model in said.items():
-                by_model[name] = predictions(module, getattr(client, split), client.task, place)
-            kept[name] = weights_of(module), made_of
-    joined = list(kept)[-1]
-    best = best_of(client.task, dict(reversed(said["val"].items())), client.val.y)
-    found = Benefit.of(client.task, said["test"], client.test.y, joined=joined, serve=best, noun=noun)
+
+        def keep(model: OwnedModel) -> None:
+            kept[model.name] = weights_of(model.module), model.made_of
+
+        found = benefit(job, client, store.state, brief, alone, modules, noun, keep)
     made = SiteBenefit(run, rounds, store.committed(job.plan.rounds + 1) is not None, found, folder.path / MODELS)
     with atomic_files() as files:
         for score in found.scores:
@@ -141,16 +134,6 @@ def _run(folder: Path, given: str | None) -> str:
 
 def words_of(made: SiteBenefit, folder: Path) -> list[str]:
     """What people read."""
-    found = made.found
-    head = f"{found.headline.title} on {several(found.samples, 'test sample')} of your own, with 95 % intervals:"
-    if found.noun != "samples":
-        head = head.replace("test samples", f"test {found.noun}")
-    rows = found.rows()
-    width, second = (max(len(row[k]) for row in rows) for k in (0, 1))
     lines = [] if made.finished else ["the run is not finished: these are the models after the last round here"]
-    lines.append(head)
-    for name, score, gain in rows:
-        against = f"  {gain} against alone" if gain else ""
-        lines.append(f"  {name:<{width}}  {score:<{second}}{against}".rstrip())
-    lines += [found.sentence, f"serve: {found.serve}", "nothing of this left this machine"]
+    lines += [*made.found.lines("your"), "nothing of this left this machine"]
     return [*lines, f"next: mutua export {folder}"]

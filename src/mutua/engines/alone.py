@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mutua.engines.work import Staged, perform
 from mutua.errors import NotInStore
@@ -14,7 +14,9 @@ from mutua.federation.client import Client
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules, weights_of
 from mutua.federation.store import State, copied
+from mutua.learning.benefit import Benefit, Trust, best_of, trusts
 from mutua.learning.early_stopping import EarlyStopping
+from mutua.learning.evaluation import predictions
 from mutua.methods.base import Hub, Job, Method
 from mutua.methods.independent import Independent
 from mutua.methods.participant import Participant
@@ -33,8 +35,7 @@ def train_alone(
 
     The bytes are those of a run of `independent` with the same plan and seed.
     """
-    plan = job.plan.model_copy(update={"privacy": None})  # nothing of it leaves
-    alone = Job(Independent(), plan, None)
+    alone = _alone(job)
     state, _ = perform(alone, client, "start", 0, Staged(None, {}), modules)
     for round in rounds:
         begins(round)
@@ -75,26 +76,58 @@ class OwnedModel(NamedTuple):
 def models_of(
     job: Job, client: Client, state: State, brief: Message | None, alone: State, modules: Modules
 ) -> Iterator[OwnedModel]:
-    """The model trained alone, the global if the method has one, and what the method serves the client with.
+    """The model trained alone, the global if the method has one, others that it names, and what it serves with.
 
-    What it serves with is called `personal` if it is the client's own model, and `served` if it is made of
-    several; if it is the global, there is no third.
+    The last is what joining has given. It is called `personal` if it is the client's own model, `served` if it is
+    made of several, and `global` if it is the global.
     """
-    plan = job.plan
-    by_itself = Participant(Job(Independent(), plan, None), client, copied(alone), plan.rounds + 1, modules)
+    by_itself = Participant(_alone(job), client, copied(alone), job.plan.rounds + 1, modules)
     yield OwnedModel("alone", by_itself.model("personal"), client.model.spec())
-    joined = Participant(job, client, copied(state), plan.rounds + 1, modules)
-    shared: Tensors | None = None
-    beside = dict(job.method.evaluated(joined, brief))
-    if "global" in beside:
-        shared = {name: array.clone() for name, array in weights_of(beside["global"]).items()}
-        yield OwnedModel("global", beside["global"], job.global_architecture.spec())
+    joined = Participant(job, client, copied(state), job.plan.rounds + 1, modules)
     served = served_by(job.method, joined, brief)
-    holds = weights_of(served)
-    if shared is not None and _same(holds, shared):
-        return
-    made_of = served.spec if isinstance(served, Composite) else job.method.made_of(joined)
-    yield OwnedModel("personal" if _same(holds, state.get("personal", {})) else "served", served, made_of)
+    holds = {name: array.clone() for name, array in weights_of(served).items()}
+    last = "personal" if _same(holds, state.get("personal", {})) else "served"
+    for name, module in job.method.evaluated(joined, brief).items():
+        own = weights_of(module)
+        if name == "global" and _same(own, holds):
+            last = name
+        elif not (_same(own, alone["personal"]) or _same(own, holds)):
+            yield OwnedModel(name, module, joined.made_of(module))
+    served = served_by(job.method, joined, brief)
+    yield OwnedModel(last, served, served.spec if isinstance(served, Composite) else job.method.made_of(joined))
+
+
+def benefit(
+    job: Job,
+    client: Client,
+    state: State,
+    brief: Message | None,
+    alone: State,
+    modules: Modules,
+    noun: str = "samples",
+    seen: Callable[[OwnedModel], None] = lambda model: None,
+) -> Benefit:
+    """These models on the client's own test samples; `seen` gets each while its weights are there.
+
+    A mixture that validation samples have weighed is the one to serve; else the best of the models on those.
+    """
+    said: dict[str, dict[str, Tensor]] = {"val": {}, "test": {}}
+    experts: tuple[Trust, ...] = ()
+    for model in models_of(job, client, state, brief, alone, modules):
+        for split, by_model in said.items():
+            by_model[model.name] = predictions(model.module, getattr(client, split), client.task, modules.device)
+        seen(model)
+        joined, experts = model.name, trusts(model.module)
+    best = best_of(client.task, dict(reversed(said["val"].items())), client.val.y)
+    serve = joined if experts else best
+    return Benefit.of(
+        client.task, said["test"], client.test.y, joined=joined, serve=serve, noun=noun, experts=experts
+    )
+
+
+def _alone(job: Job) -> Job:
+    """The same plan without the federation; privacy is for what leaves, and nothing does."""
+    return Job(Independent(), job.plan.model_copy(update={"privacy": None}), job.global_model)
 
 
 def _same(a: Tensors, b: Tensors) -> bool:

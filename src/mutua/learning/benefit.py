@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mutua.errors import InputError
+from mutua.learning.expert_weights import regret_bounds
 from mutua.learning.headline import Headline
 from mutua.learning.intervals import by_paired_bootstrap, of_paired_shares
 from mutua.learning.task import Task
+from mutua.models.composite import Composite, Weighted
 
 Finding = Literal["better", "worse", "cannot tell"]
 
@@ -49,6 +51,25 @@ class Gain:
 
 
 @dataclass(frozen=True)
+class Trust:
+    """How much a mixture of experts trusts one of them, and what it cannot lose to it."""
+
+    model: str
+    weight: float
+    regret: float | None
+    """By how many nats at most the mixture's log-loss on all validation samples, in order, exceeds its own."""
+
+
+def trusts(model: nn.Module) -> tuple[Trust, ...]:
+    """Of a mixture with fixed weights, one for each of its experts; of any other model none."""
+    if not (isinstance(model, Composite) and isinstance(model.rule, Weighted)):
+        return ()
+    prior = model.rule.options.get("prior")
+    bounds = [None] * len(model.names) if prior is None else regret_bounds(prior)
+    return tuple(map(Trust, model.names, model.rule.weights.tolist(), bounds))
+
+
+@dataclass(frozen=True)
 class Benefit:
     """What joining has given one client."""
 
@@ -65,6 +86,8 @@ class Benefit:
     """The model to serve."""
     noun: str = "samples"
     """What samples are called: "patients"."""
+    experts: tuple[Trust, ...] = ()
+    """If it serves with a mixture of weighed experts, each of them."""
 
     @staticmethod
     def of(
@@ -76,6 +99,7 @@ class Benefit:
         serve: str | None = None,
         alone: str = "alone",
         noun: str = "samples",
+        experts: tuple[Trust, ...] = (),
     ) -> Benefit:
         """Compare models by what they say of the same test samples (`task.predictions`).
 
@@ -94,7 +118,7 @@ class Benefit:
                 gains.append(_gain(task, name, said, predictions[alone], y))
         finding = next(gain.finding for gain in gains if gain.model == joined)
         served = alone if finding == "worse" else serve or joined
-        return Benefit(task.headline, len(y), tuple(scores), tuple(gains), joined, alone, served, noun)
+        return Benefit(task.headline, len(y), tuple(scores), tuple(gains), joined, alone, served, noun, experts)
 
     @property
     def gain(self) -> Gain:
@@ -149,8 +173,58 @@ class Benefit:
         models = {one.model: {"value": one.value, "low": one.low, "high": one.high} for one in self.scores}
         gains = {one.model: {"value": one.value, "low": one.low, "high": one.high} for one in self.gains}
         found = {"metric": self.headline.metric, "test_samples": self.samples, "models": models, "gains": gains}
-        chosen = {"joined": self.joined, "alone": self.alone, "serve": self.serve}
+        chosen: dict[str, Any] = {"joined": self.joined, "alone": self.alone, "serve": self.serve}
+        if self.experts:
+            experts = {one.model: {"weight": one.weight, "regret": one.regret} for one in self.experts}
+            chosen |= {"experts": experts}
         return {**found, **chosen, "finding": self.finding, "sentence": self.sentence}
+
+    @staticmethod
+    def read(told: Mapping[str, Any], noun: str = "samples") -> Benefit:
+        """What `summary` wrote."""
+        scores, gains = (told["models"].items(), told["gains"].items())
+        return Benefit(
+            Headline(str(told["metric"])),
+            int(told["test_samples"]),
+            tuple(ModelScore(name, **found) for name, found in scores),
+            tuple(Gain(name, **found) for name, found in gains),
+            str(told["joined"]),
+            str(told["alone"]),
+            str(told["serve"]),
+            noun,
+            tuple(Trust(name, **found) for name, found in told.get("experts", {}).items()),
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self, whose: str = "its") -> list[str]:
+        """The whole certificate, for people: a table, how much experts are trusted, and the sentence."""
+        rows = self.rows()
+        width, second = (max(len(row[k]) for row in rows) for k in (0, 1))
+        found = [
+            f"{self.headline.title} on {self.samples:,} test {self.noun} of {whose} own, with 95 % intervals:"
+        ]
+        for name, score, gain in rows:
+            against = f"  {gain} against {self.alone}" if gain else ""
+            found.append(f"  {name:<{width}}  {score:<{second}}{against}".rstrip())
+        return [*found, *self.trust, self.sentence, f"serve: {self.serve}"]
+
+    @property
+    def trust(self) -> list[str]:
+        """How much each expert is trusted and what the mixture cannot lose to it, for people."""
+        if not self.experts:
+            return []
+        said = [f"trust: {', '.join(f'{name} {100 * one.weight:.0f} %' for name, one in self.trusted.items())}"]
+        if bounds := [f"{name} {one.regret:.1f}" for name, one in self.trusted.items() if one.regret is not None]:
+            said.append(f"log-loss on validation samples, in all at most so many nats above: {', '.join(bounds)}")
+        return said
+
+    @property
+    def trusted(self) -> dict[str, Trust]:
+        """The experts by the names of their scores: the one that learned alone is `alone`, and not there twice."""
+        names = {} if any(one.model == "personal" for one in self.scores) else {"personal": self.alone}
+        return {names.get(one.model, one.model): one for one in self.experts}
 
     def _ends(self, gain: Gain) -> str:
         """The interval, counted in the direction in which the sentence speaks."""
@@ -186,7 +260,8 @@ def _gain(task: Task, name: str, said: Tensor, alone: Tensor, y: Tensor) -> Gain
 
 
 def _number(headline: Headline, value: float) -> str:
-    return f"{100 * value:.1f}" if headline.in_percent else f"{value:.4g}"
+    value = round(100 * value, 1) if headline.in_percent else value
+    return f"{value + 0.0:.1f}" if headline.in_percent else f"{value:.4g}"  # + 0.0: never "-0.0"
 
 
 def _amount(headline: Headline, gain: float, noun: str) -> str:

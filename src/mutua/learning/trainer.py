@@ -38,6 +38,12 @@ def whole_batch(samples: Samples, task: Task, device: torch.device | str = "cpu"
     return Batch(x, y, task, torch.arange(len(y)))
 
 
+def between(x: Tensor, stream: torch.Generator) -> Tensor:
+    """Inputs between those of a batch and others of it, as Zhang et al. 2018, "mixup"; words stay as they are."""
+    share, other = torch.rand((), generator=stream).item(), torch.randperm(len(x), generator=stream)
+    return torch.lerp(x[other.to(x.device)], x, share) if x.is_floating_point() else x
+
+
 class Numbers:
     """This round's hyper-parameters: schedules become plain numbers, read as attributes."""
 

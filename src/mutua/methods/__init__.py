@@ -36,12 +36,13 @@ from mutua.methods.fedsem import FedSEM
 from mutua.methods.finetuned import FineTuned
 from mutua.methods.fml import FML, Mutual
 from mutua.methods.fmlu import DML, FMLU
-from mutua.methods.independent import Aggregated, Centralised, Independent
+from mutua.methods.independent import Aggregated, AloneAgain, Centralised, Independent
 from mutua.methods.l2gd import L2GD
 from mutua.methods.lgfedavg import LGFedAvg
 from mutua.methods.mixture import MixtureOfExperts
 from mutua.methods.mocha import Mocha
 from mutua.methods.moon import Moon
+from mutua.methods.no_regret import NoRegret
 from mutua.methods.participant import Participant
 from mutua.methods.perfedavg import PerFedAvg
 from mutua.methods.pfedbayes import PFedBayes
@@ -69,6 +70,7 @@ __all__ = [
     "FMLU",
     "L2GD",
     "Aggregated",
+    "AloneAgain",
     "Batch",
     "Centralised",
     "Composite",
@@ -109,6 +111,7 @@ __all__ = [
     "Moon",
     "Mutual",
     "NearestPrototype",
+    "NoRegret",
     "Numbers",
     "PFedBayes",
     "Part",

@@ -79,6 +79,8 @@ class Method(Spec, ABC):
     """Whether it learns by the task's own losses alone, and so also several labels at once, and values."""
     joins_by: ClassVar[How] = "finetune"
     """How a newcomer joins if nobody says."""
+    keeps_alone: ClassVar[bool] = False
+    """Whether the personal model in a client's store is what it would have alone, as `independent` makes it."""
     pools_data: ClassVar[bool] = False
     """Whether all data is brought to one place."""
 
@@ -141,6 +143,10 @@ class Method(Spec, ABC):
         """Whether the server takes the mean of all that was sent, and uses it in no other way."""
         return False
 
+    def breaks(self, promise: str) -> str:
+        """Why a promise of the class, such as `honours_opt_out`, does not hold with these options, if so."""
+        return ""
+
     def numbers(self, round: int, rounds: int) -> Numbers:
         """This round's hyper-parameters, schedules made plain numbers."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
@@ -173,10 +179,12 @@ class Method(Spec, ABC):
                 )
         if self.needs_features:
             common_features(federation, self.name)
-        kept = promised(type(self), "honours_opt_out")
+        broken = self.breaks("honours_opt_out")
+        kept = promised(type(self), "honours_opt_out") and not broken
         if not kept and any(client.opt_in is not None for client in federation.clients):
             able = ", ".join(name for name, kind in sorted(_METHODS.items()) if promised(kind, "honours_opt_out"))
-            why = doubt(type(self), "honours_opt_out") or f"method {self.name} would let opted-out samples leave"
+            leaves = f"method {self.name} would let opted-out samples leave"
+            why = doubt(type(self), "honours_opt_out") or (f"{leaves}: {broken}" if broken else leaves)
             raise InputError(f"opt_out: {why}; use one of {able}")
         return federation
 

@@ -71,6 +71,28 @@ class Independent(Method):
 
 
 @register
+class AloneAgain(Independent):
+    """Each client alone once more, with other first weights and batches: how much chance alone changes."""
+
+    name: ClassVar[str] = "alone-again"
+    any_task: ClassVar[bool] = True
+    honours_opt_out: ClassVar[bool] = True
+
+    def start(self, client: Participant) -> None:
+        """Other first weights, by the client's own seed too."""
+        client.initialise("again")
+        client.keep("personal", client.model("again"))
+        client.state = {"personal": client.state["personal"]}
+
+    def train(self, client: Participant, brief: Message | None) -> Message | None:
+        """The same training in another order, with other dropout."""
+        model, samples = {"personal": client.model("personal")}, self.samples(client)
+        if self.patience is None:
+            client.fit(self.objective, model, samples=samples, purpose="again")
+        return None
+
+
+@register
 class Centralised(Independent):
     """All data pooled in one place, which no federation allows: the upper bound to compare with."""
 

@@ -7,6 +7,7 @@ Over 400 lines: one class has all that a method can use of a client, and says of
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -95,6 +96,12 @@ class Participant:
     def exchange(self) -> int:
         """The round whose replies this brief is made of, for methods that learn from each other's last replies."""
         return min(self.round - 1, self.plan.rounds)
+
+    def at(self, round: int) -> Participant:
+        """The same client with rate, options and random streams of another round, whose work it makes up for."""
+        other = copy.copy(self)
+        other.round, other.numbers = round, self._job.method.numbers(*self._schedule(round))
+        return other
 
     # The client
 
@@ -240,8 +247,12 @@ class Participant:
                     f"client.composite: '{name}' is no model of client.model, client.fork, client.received or "
                     "client.scorer; client.keep it, and take it with client.model"
                 )
-        specs = {n: part.spec if isinstance(part, Composite) else self._designs[part] for n, part in parts.items()}
+        specs = {name: self.made_of(part) for name, part in parts.items()}
         return Composite(rule.to(self.device), parts, specs, frozen)
+
+    def made_of(self, model: nn.Module) -> dict[str, Any]:
+        """What a model that this client gave out is built by, as a card says it."""
+        return model.spec if isinstance(model, Composite) else self._designs[model]
 
     def received(self, brief: Message | None, name: str = "personal") -> nn.Module:
         """A model of the store with what the brief shares in its place, in the store too: it keeps the rest."""

@@ -9,7 +9,7 @@ HARMLESS = frozenset(
         *("shares", "averages"),
         # These serve, describe or set numbers; nothing leaves after them.
         *("predictor", "evaluated", "made_of", "personalise", "reply_bytes", "numbers", "stopping"),
-        *("stops_early", "needs_labels", "needs_classes", "works_alone", "made_at_end", "replies_from"),
+        *("stops_early", "needs_labels", "needs_classes", "works_alone", "made_at_end", "replies_from", "breaks"),
     }
 )
 """What can be overridden without changing how a client's samples reach what leaves it."""

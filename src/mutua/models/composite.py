@@ -7,7 +7,7 @@ in plain torch by the formula that every rule has. A part may be a composite too
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -97,12 +97,14 @@ class Weighted(Rule):
         "log((1 - smoothing) * sum_m weights[m] * p_m + smoothing / classes), m by order of parts"
     )
 
-    def __init__(self, weights: Tensor, smoothing: float = 0.0) -> None:
+    def __init__(self, weights: Tensor, smoothing: float = 0.0, prior: Sequence[float] | None = None) -> None:
+        """`prior` are the weights before validation samples were seen, if they decided: it is said, not used."""
         if weights.dim() != 1 or bool((weights < 0).any()) or not 0.999 < float(weights.sum()) < 1.001:
             raise InputError(
                 f"Weighted: weights {weights.tolist()}; give one for each part, none below 0, of sum 1"
             )
-        super().__init__({"smoothing": smoothing}, {"weights": weights})
+        known = {} if prior is None else {"prior": list(prior)}
+        super().__init__({"smoothing": smoothing, **known}, {"weights": weights})
 
     weights: Tensor
 

@@ -26,6 +26,7 @@ from mutua.federation.store_settings import StoreSettings, StoresSection
 from mutua.learning.tasks import TaskSection, aim_of
 from mutua.methods import base
 from mutua.methods.base import Method
+from mutua.methods.no_regret import NoRegret
 from mutua.models import Architecture
 from mutua.recipe.build_federation import make_federation
 from mutua.recipe.checkpoint_settings import CheckpointSettings
@@ -53,7 +54,7 @@ class Recipe(Plan):
     models: ModelsSection = Field(default_factory=ModelsSection)
     clients: list[ClientEntry] | None = Field(None, min_length=1)
     task: TaskSection | None = None
-    method: SerializeAsAny[Method]
+    method: SerializeAsAny[Method] = Field(default_factory=NoRegret)
     public: PublicSet | None = None
     opt_out: OptOut | None = None
     faults: Faults | None = None

@@ -38,9 +38,15 @@ COLOURS = {
     "aggregated": "#882255",
     "dml": "#332288",
     "finetuned": "#999933",
+    "no-regret": "#117733",
 }
 PALETTE = tuple(dict.fromkeys(COLOURS.values()))
-_LABELS = {"alone": "alone", "fedavg": "FedAvg (global model)", "fml": "FML (personal models)"}
+_LABELS = {
+    "alone": "alone",
+    "fedavg": "FedAvg (global model)",
+    "fml": "FML (personal models)",
+    "no-regret": "no-regret (mixtures)",
+}
 
 INK, FAINT = "#333333", "#DDDDDD"
 _DPI = 160
@@ -57,13 +63,11 @@ MARKERS = "os^Dv<>Pp"
 
 
 class DemoRow(TypedDict):
-    """One client of the demo: its model and the accuracies (0 to 1) on its test data."""
+    """One client of the demo: its model and by method the accuracy (0 to 1) on its test data."""
 
     client: str
     model: str
-    alone: float
-    fedavg: float
-    fml: float
+    accuracy: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -202,17 +206,17 @@ def _demo_figure(rows: list[DemoRow], curves: dict[str, list[tuple[int, float]]]
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 
-    methods = ["alone", "fedavg", "fml"]
+    methods = list(rows[0]["accuracy"])
     colour = method_colours([*methods, *curves])
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08, wspace=0.04)
     figure = Figure((8.75, 3.75), dpi=_DPI, layout=layout)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
 
     handles = {}
-    places, width = np.arange(len(rows)), 0.26
+    places, width = np.arange(len(rows)), 0.8 / len(methods)
     for i, method in enumerate(methods):
-        heights = [float(row[method]) for row in rows]  # type: ignore[literal-required]
-        bars = left.bar(places + (i - 1) * width, heights, width * 0.92, color=colour[method])
+        heights = [row["accuracy"][method] for row in rows]
+        bars = left.bar(places + (i - (len(methods) - 1) / 2) * width, heights, width * 0.92, color=colour[method])
         handles[method] = bars
         if len(rows) <= 6:
             left.bar_label(bars, [f"{100 * h:.0f}" for h in heights], padding=1.5, fontsize=7, color=INK)

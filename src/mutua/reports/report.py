@@ -6,6 +6,7 @@ from mutua.reports.document import Report, Section
 from mutua.reports.figures import method_colours
 from mutua.reports.sections.attendance import attendance_blocks
 from mutua.reports.sections.better_off import better_off_blocks
+from mutua.reports.sections.certificates import certificate_blocks
 from mutua.reports.sections.clients import client_blocks, interval_tables
 from mutua.reports.sections.curves import curve_blocks, trade_off_blocks
 from mutua.reports.sections.data import data_pictures, label_pictures, load_federations
@@ -15,6 +16,7 @@ from mutua.reports.sections.repetition import repetition_blocks
 from mutua.reports.sections.results import difference_tables, newcomer_tables, result_tables
 from mutua.reports.sections.what_was_run import compared_text, run_notes, settings_tables, what_was_run
 from mutua.reports.study import Study, damage_as_input_error
+from mutua.runs.saving import benefits
 from mutua.support.configuration import PathLike
 
 
@@ -29,7 +31,7 @@ def _compose(study: Study, load_data: bool, data_dir: PathLike | None) -> Report
     missing = list(study.missing)
     data = load_federations(study, data_dir, missing) if load_data else {}
     sections = [
-        Section("Is each client better off than alone?", tuple(better_off_blocks(study))),
+        Section("Is each client better off than alone?", (*better_off_blocks(study), *certificate_blocks(study))),
         Section("What was run", (what_was_run(study), *run_notes(study), *settings_tables(study))),
         Section("Results", (*result_tables(study), *difference_tables(study), *metric_tables(study))),
         Section("Learning curves", tuple(curve_blocks(study, colour))),
@@ -47,7 +49,7 @@ def _compose(study: Study, load_data: bool, data_dir: PathLike | None) -> Report
         missing.append(
             "training labels, PCA of features and UMAP of the data: they need the data; give --load-data"
         )
-    if not any(run.alone for run in study.runs):
+    if not any(run.alone or any(benefits(run.path)) for run in study.runs):
         missing.append("who is better off than alone: there is no run of method independent on the same data")
     sections += [
         Section("What this report lacks", tuple(dict.fromkeys(missing))),

@@ -9,6 +9,7 @@ from typing import Any
 from mutua.errors import InputError
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import Plan
+from mutua.learning.benefit import Benefit
 from mutua.methods.base import How, Method
 from mutua.models import names
 from mutua.models.composite import COMPOSITE
@@ -19,10 +20,11 @@ from mutua.rounds.participation import Participation, left_out
 from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
 from mutua.runs.predictor import Predictor
+from mutua.runs.saving import benefits
 from mutua.runs.summary import sheet
 from mutua.studies.measures import RunNumbers
 from mutua.support.configuration import PathLike, local_path
-from mutua.support.text import Sheet
+from mutua.support.text import Sheet, some
 
 
 def open_run(path: PathLike) -> SavedRun:
@@ -103,6 +105,18 @@ class SavedRun:
         if model is None and name not in ("mixture", COMPOSITE, *names()) and ":" not in name:
             raise InputError(f"client {client}: its model {name} was an object in Python; give it again as model=")
         return saved.predictor(model)
+
+    def benefit(self, client: str) -> Benefit:
+        """Whether a client is better off for having joined, as its run has found out."""
+        known = self.clients
+        if client not in known:
+            raise InputError(f"client: {client!r} is not in it; there are {some(known)}")
+        if (found := benefits(self.path).get(client)) is None:
+            raise InputError(
+                f"client {client}: its run did not keep what it would have alone, as no-regret does; compare with "
+                "method independent, or ask the result in Python: result[client].benefit()"
+            )
+        return found
 
     def global_predictor(self, model: Any = None) -> Predictor:
         """The global, ready for raw inputs, if it is a whole model."""

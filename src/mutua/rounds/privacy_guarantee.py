@@ -120,6 +120,8 @@ def check_privacy(privacy: Privacy, method: Method, normed: bool) -> None:
             f"privacy.level: 'example', but in {method.name} the meme also learns from a model that has seen "
             "the samples without noise, or by more than their own gradients; use level: client, or fedavg"
         )
+    if why := method.breaks("only_own_gradients"):
+        raise InputError(f"privacy.level: 'example', but {method.name}: {why}; use level: client")
     if normed:
         raise InputError(
             "privacy.level: 'example', but models.global mixes the samples of a batch (batch-norm); "

@@ -9,19 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mutua.engines.alone import benefit, train_alone
+from mutua.errors import InputError
 from mutua.federation.client import Client
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
 from mutua.federation.plan import Selection
 from mutua.federation.store import State, Store
 from mutua.learning import intervals, metrics
+from mutua.learning.benefit import Benefit
 from mutua.learning.evaluation import predictions
 from mutua.methods.base import Job
 from mutua.methods.participant import Participant
+from mutua.methods.promises import promised
 from mutua.models import Architecture
+from mutua.models.composite import COMPOSITE, Composite
 from mutua.rounds.history import History
 from mutua.rounds.participation import Attendance
 from mutua.runs.predictor import Predictor
+from mutua.support.processes import one_thread
 from mutua.support.text import several
 
 
@@ -42,7 +48,8 @@ class ClientResult:
         between = "" if ends is None else f" ({of.shown(ends[0])} to {of.shown(ends[1])})"
         scored = f"{of.name} {of.shown(self.score())}{of.unit}{between} on {tested}"
         never = "" if self.trained else ", never trained"
-        return f"ClientResult({self.id}: {self.architecture.title}, {scored}{never})"
+        what = self.serves if self.evaluated else self.architecture.title
+        return f"ClientResult({self.id}: {what}, {scored}{never})"
 
     @property
     def id(self) -> str:
@@ -59,6 +66,14 @@ class ClientResult:
         """The design it serves with: its own if it has a personal model, otherwise the global's."""
         own = "personal" in self.state or self.job.global_model is None
         return self.client.model if own else self.job.global_architecture
+
+    @property
+    def serves(self) -> str:
+        """What it serves with, in words: a design, or how several models are combined."""
+        spec = self.made_of
+        if spec["name"] != COMPOSITE:
+            return self.architecture.title
+        return f"{spec['rule']['name']} of {', '.join(spec['parts'])}"
 
     @property
     def predictor(self) -> Predictor:
@@ -90,7 +105,9 @@ class ClientResult:
     @property
     def made_of(self) -> dict[str, Any]:
         """What it serves with, as the model's card describes it."""
-        return self.job.method.made_of(self._participant(Modules(torch.device("cpu"))))
+        modules = Modules(torch.device("cpu"))
+        served, method = self.serving(modules), self.job.method
+        return served.spec if isinstance(served, Composite) else method.made_of(self._participant(modules))
 
     def _participant(self, modules: Modules) -> Participant:
         return Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
@@ -120,9 +137,44 @@ class ClientResult:
             return None
         return self.history.selected(selection, self.id, model, "test", metric)
 
+    def benefit(self, alone: ClientResult | None = None, noun: str = "samples") -> Benefit:
+        """Is it better off for having joined? Its models on its own test samples, beside the one trained alone.
+
+        That one is in its store where the method keeps it (`no-regret`). Otherwise it is that of `alone`, this
+        client in a run of `independent` with the same plan and seed; without it, it is trained now.
+        """
+        if not len(self.client.test):
+            raise InputError(f"client {self.id}: no test samples, so no model can be judged")
+        if not self.job.method.shares:
+            raise InputError(f"client {self.id}: {self.job.method.name} shares nothing, so nobody has joined")
+        if not self.evaluated:
+            raise InputError(f"client {self.id}: its last evaluation failed, so there is no model to judge")
+        if alone is not None and (alone.job.method.shares or alone.id != self.id):
+            raise InputError(f"alone: {alone!r}; give client {self.id} of a run of independent")
+        modules = Modules(torch.device("cpu"))
+        if self.keeps_alone:
+            without = {"personal": self.state["personal"]}
+        elif alone is not None:
+            without = alone.state
+        else:
+            with one_thread():
+                without = train_alone(self.job, self.client, range(1, self.job.plan.rounds + 1), modules)
+        return benefit(self.job, self.client, self.state, self.brief, without, modules, noun)
+
+    @property
+    def keeps_alone(self) -> bool:
+        """Whether its store has what it would have alone."""
+        method = self.job.method
+        return promised(type(method), "keeps_alone") and not method.breaks("keeps_alone")
+
     def confusion(self, model: nn.Module | None = None) -> np.ndarray:
         """The predictor's confusion matrix on its own test data: rows are true classes, columns predicted."""
         return metrics.confusion_matrix(self._tested(model), self.client.test.y)
+
+    def right(self, model: nn.Module | None = None) -> str:
+        """A 1 for every test sample on which the predictor is right and a 0 for every other, in their order."""
+        hits = self._tested(model).argmax(1) == self.client.test.y
+        return "".join("1" if hit else "0" for hit in hits.tolist())
 
     def confusion_cells(self, model: nn.Module | None = None) -> list[list[int]]:
         """The same without its zeros: true class, predicted class, count."""

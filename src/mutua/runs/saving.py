@@ -13,8 +13,10 @@ import yaml
 
 from mutua.data.mapped_rows import pieces
 from mutua.data.sources import PYTHON
+from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.module_pool import Modules
+from mutua.learning.benefit import Benefit
 from mutua.learning.tasks import plain, settings
 from mutua.methods import base
 from mutua.methods.base import Job
@@ -23,10 +25,12 @@ from mutua.models.composite import Composite
 from mutua.runs.client_result import ClientResult
 from mutua.runs.saved_models import ModelCard, put_model, put_weights, scored
 from mutua.support import safe_reading
-from mutua.support.files import AtomicFiles, as_file_name, atomic_files, to_json
+from mutua.support.files import AtomicFiles, as_file_name, atomic_files, reason, to_json
 from mutua.support.processes import one_thread
 from mutua.support.tensor_files import Tensors
 
+BENEFIT = "benefit.json"
+"""In a client's folder: whether it is better off for having joined, if its store has what it would have alone."""
 _HEAD = "# Saved from Python, where the data were objects: this file describes the run and cannot repeat it.\n"
 
 
@@ -69,13 +73,28 @@ def _put_client(files: AtomicFiles, place: Path, client: ClientResult, modules: 
         **scored(client.client.aim, client.score()),
     )
     put_model(files, place, groups, card)
+    if client.keeps_alone and len(client.client.test):
+        files.write(place / BENEFIT, to_json(client.benefit().summary()) + "\n")
+        model = client.serving(modules)
     if client.client.aim.kind != "classification":
         return  # there are no classes to be taken for each other
     # Without its zeros: a matrix of thousands of classes would be larger than what may be read again.
-    table = {"classes": list(client.client.train.classes), "cells": client.confusion_cells(model)}
+    classes, cells = list(client.client.train.classes), client.confusion_cells(model)
+    table = {"classes": classes, "cells": cells, "right": client.right(model)}
     text = to_json(table, indent=None) + "\n"
     if len(text) <= safe_reading.MAX_TEXT_BYTES:  # otherwise there is none, as docs/runs.md says
         files.write(place / "confusion.json", text)
+
+
+def benefits(run: Path) -> dict[str, Benefit]:
+    """By client, whether it is better off for having joined, as far as a run's folder says."""
+    found = {}
+    for file in sorted(run.glob(f"clients/*/{BENEFIT}")):
+        try:
+            found[file.parent.name] = Benefit.read(safe_reading.from_json(safe_reading.read_text(file)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"RUN: {file} cannot be read ({reason(error)}); it is damaged") from None
+    return found
 
 
 def _equal(a: Tensors, b: Tensors) -> bool:

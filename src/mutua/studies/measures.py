@@ -21,6 +21,7 @@ from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History
 from mutua.runs.folder import RunFolder
 from mutua.runs.result import Result
+from mutua.studies.paired_clients import below, worst_tenth
 from mutua.support.configuration import PathLike
 
 _CURVES = ("global", "predictor", "global_own")
@@ -33,8 +34,10 @@ ABOUT = {
     "cdp": "the predictors across the other domains, mean over clients",
     "acc": "the predictors over all domains, mean over clients",
     "worst": "the worst client's predictor on its own test data",
+    "worst_decile": "the predictors of the worst tenth of the clients, mean over these",
     "spread_clients": "standard deviation over clients of their predictors' accuracy",
     "better_off": "share of clients whose predictor is better than the same client's alone",
+    "below_alone": "share of clients worse than alone by over a point and one standard error, paired by sample",
     "rounds_to": "rounds until a curve first reaches x percent: rounds_to(80), rounds_to(80, predictor)",
     "bytes_to": "bytes that all clients sent until then: bytes_to(80), bytes_to(80, predictor)",
     "spread_last_20": "standard deviation over a curve's last 20 evaluations: spread_last_20(predictor)",
@@ -42,8 +45,9 @@ ABOUT = {
     "bytes_down": "bytes that a client receives per round",
     "cpu_seconds": "CPU seconds of the whole run, evaluations included",
 }
-_OF_CLIENTS = ("predictor", "global_own", "wdp", "cdp", "acc", "worst", "spread_clients", "better_off")
+_OF_CLIENTS = tuple(ABOUT)[1 : list(ABOUT).index("better_off") + 1]
 """Measures that may name clients: acc(photo), predictor(c0 c1) is the mean of two."""
+BESIDE_ALONE = ("better_off", "below_alone")  # which need the same clients' run alone
 REACHING = ("rounds_to", "bytes_to")
 COUNTS = (*REACHING, "bytes_up", "bytes_down", "cpu_seconds")
 """Measures that are counted; the others are fractions, printed as percent."""
@@ -208,6 +212,8 @@ class RunNumbers:
                 return sum(entry.bytes for entry in entries) / len(turns) if turns else 0.0
             case "cpu_seconds":
                 return self.cpu_seconds
+            case "below_alone":
+                return None if alone is None else below(Path(self.path), Path(alone.path))
         values = self.by_client(asked.name)
         if among is not None:
             values = {client: value for client, value in values.items() if client in among}
@@ -219,6 +225,8 @@ class RunNumbers:
         match asked.name:
             case "worst":
                 return self.headline.worst(wanted.values())
+            case "worst_decile":
+                return worst_tenth(wanted.values(), self.headline.lower_is_better)
             case "spread_clients":
                 return pstdev(wanted.values())
             case "better_off":

@@ -13,7 +13,14 @@ from typing import Any
 from mutua.engines.choice import LOCAL, EngineChoice
 from mutua.learning.headline import ACCURACY
 from mutua.recipe.grid import Cell, Labels
-from mutua.studies.measures import REACHING, Measure, RunNumbers, alone_counterpart, counted_in_all
+from mutua.studies.measures import (
+    BESIDE_ALONE,
+    REACHING,
+    Measure,
+    RunNumbers,
+    alone_counterpart,
+    counted_in_all,
+)
 from mutua.studies.papers.items import Claim, Item, Scale, load_item
 from mutua.studies.statistics import Difference, Spread, paired
 from mutua.studies.sweep import PlannedRun, Sweep
@@ -179,7 +186,7 @@ class Reproduction:
         numbers = self.sweep.numbers(run)
         if whole:
             return numbers.whole(measure)
-        return numbers.measure(measure, self._alone(run) if measure.name == "better_off" else None, among)
+        return numbers.measure(measure, self._alone(run) if measure.name in BESIDE_ALONE else None, among)
 
     def _alone(self, run: PlannedRun) -> RunNumbers | None:
         if self.item.choose is None:

@@ -10,6 +10,7 @@ from mutua.learning.headline import ACCURACY, Headline
 from mutua.reports.sections.what_was_run import enumerated
 from mutua.reports.study import Run, Study
 from mutua.reports.tables import MOST_CLIENTS, CellValue, Table, difference_of, scores_of
+from mutua.runs.saving import benefits
 from mutua.studies.measures import not_compared, trained_longer
 from mutua.studies.statistics import Difference, Spread, better_or_worse
 
@@ -82,7 +83,8 @@ def better_off_blocks(study: Study) -> Iterator[str | Table]:
     for label, (run, rival) in otherwise.items():
         yield f"{not_compared(label, run, rival)}."
     if not any(found.values()):
-        if labels and not otherwise:
+        # A run of a method that keeps what clients would have alone says so by itself, in what follows.
+        if labels and not otherwise and not any(benefits(run.path) for run in study.runs):
             yield (
                 "Not known: no run has the same clients train alone. Compare with them: "
                 f"mutua compare RECIPE --methods {study.method(labels[0])},independent."

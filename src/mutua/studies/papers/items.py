@@ -92,6 +92,8 @@ class Item(_Part):
     title: str
     where: str
     kind: Literal["runs", "newcomer"] = "runs"
+    first_seed: int = Field(0, ge=0)
+    """Of a study that was developed on other seeds: the first of those that it is confirmed on."""
     recipe: dict[str, Any]
     grid: Grid = Field(default_factory=dict)
     laptop: Laptop = Field(default_factory=Laptop)
