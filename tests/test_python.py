@@ -267,7 +267,7 @@ PART = mutua.Samples.of(X, Y)
         (lambda: mutua.run(mutua.methods.FML(), federation(), rounds=1, faults={"dropout": 3}), r"faults"),
         (lambda: mutua.run(mutua.methods.FML(), federation(), rounds=1, faults="f.yaml"), r"faults"),
         (lambda: Recipe.of("x"), r"recipe: 'x'"),
-        (lambda: Recipe.of({}), r"method: missing"),
+        (lambda: Recipe.of({}), r"data is missing"),
         (lambda: Recipe.load("x.yaml", "rounds=1"), r"recipe: x\.yaml"),
     ],
 )

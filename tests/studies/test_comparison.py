@@ -15,6 +15,7 @@ import mutua
 from conftest import federation, quick
 from mutua import InputError, Recipe
 from mutua.methods import FML, FedAvg, Independent
+from mutua.rounds.history import History, Row
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,12 @@ def test_a_comparison_prints_as_a_table(compared: mutua.Comparison) -> None:
     interval = [f"{100 * found['low']:+.1f}", "to", f"{100 * found['high']:+.1f}"]
     assert verdict[3:7] == [f"{100 * found['mean']:+.1f}", *interval]
     assert verdict[7:] in (["better"], ["worse"], ["cannot", "tell"])
-    assert compared._repr_html_().count("<tr>") == 6 + 4 + 4  # the differences of two predictors and a global
+    page = compared._repr_html_()
+    assert page.count("<tr>") == 6 + 4 + 4  # the differences of two predictors and a global
+    ends = [
+        f"{name} {100 * compared.summary[name]['accuracy']['predictor']['mean']:.1f}" for name in compared.summary
+    ]
+    assert f"at the end: {', '.join(ends)}" in page
 
 
 @pytest.mark.filterwarnings("ignore::mutua.errors.LeftOut")
@@ -163,3 +169,21 @@ def test_tables_for_pandas(compared: mutua.Comparison, monkeypatch: pytest.Monke
     for one in (result.history, compared):
         with pytest.raises(InputError, match="to_pandas: pandas is not installed; pip install pandas"):
             one.to_pandas()
+
+
+def test_tables_for_polars(compared: mutua.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    polars = pytest.importorskip("polars")
+    result = compared["fml"][0]
+    for log in (result.history, result.ledger, result.participation, compared):
+        ours, theirs = log.to_polars(), log.to_pandas()
+        assert isinstance(ours, polars.DataFrame) and ours.columns == list(theirs.columns)
+        assert ours.rows() == list(
+            theirs.astype(object).where(theirs.notna(), None).itertuples(index=False, name=None)
+        )
+    # A column may begin with missing or with whole numbers.
+    late = History()
+    late.extend([Row(0, "a", "meme", "val", "loss", None), Row(1, "a", "meme", "val", "loss", 0.5)])
+    assert late.to_polars()["value"].to_list() == [None, 0.5] and len(History().to_polars()) == 0
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(InputError, match="to_polars: polars is not installed; pip install polars"):
+        compared.to_polars()

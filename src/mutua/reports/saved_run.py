@@ -21,7 +21,7 @@ from mutua.runs.folder import RunFolder
 from mutua.runs.newcomer import Joined, join
 from mutua.runs.predictor import Predictor
 from mutua.runs.saving import benefits
-from mutua.runs.summary import sheet
+from mutua.runs.summary import notebook_page, sheet
 from mutua.studies.measures import RunNumbers
 from mutua.support.configuration import PathLike, local_path
 from mutua.support.text import Sheet, some
@@ -44,7 +44,7 @@ class SavedRun:
         return str(self._sheet)
 
     def _repr_html_(self) -> str:
-        return self._sheet.html()
+        return notebook_page(self._sheet, self.history)
 
     @property
     def _sheet(self) -> Sheet:

@@ -14,6 +14,7 @@ from mutua import errors
 from mutua.learning.headline import ACCURACY
 from mutua.rounds.events import Callback, Event, Finished, Rejected, Retried, RoundEnded, Started, Stopped
 from mutua.rounds.history import History
+from mutua.rounds.notebook_bars import NotebookBars
 from mutua.support.text import printable, several, size
 
 err = Console(markup=False, emoji=False, highlight=False, stderr=True)
@@ -63,10 +64,20 @@ class EventLogger:
                 log.info("%s: finished", self.label)
 
 
+Bars = Progress | NotebookBars
+
+
 @contextmanager
-def bars(wanted: bool = True) -> Iterator[Progress | None]:
-    """Progress bars on stderr; None if they are not wanted or stderr is not a terminal."""
-    if not (wanted and err.is_terminal) or err.is_jupyter:
+def bars(wanted: bool = True) -> Iterator[Bars | None]:
+    """Progress bars on stderr or in a notebook; None if they are not wanted or there is nowhere to show them."""
+    if wanted and err.is_jupyter:
+        shown = NotebookBars()
+        try:
+            yield shown
+        finally:
+            shown.stop()
+        return
+    if not (wanted and err.is_terminal):
         yield None
         return
     columns = (
@@ -95,7 +106,7 @@ SHOWN_FROM = 10**9
 class Hashing:
     """Shows the progress of hashing a run's inputs, if that takes long."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Bars | None) -> None:
         self.progress, self.task = progress, TaskID(-1)
 
     def __call__(self, done: int, total: int) -> None:
@@ -119,7 +130,7 @@ class ProgressBar:
     With keep=False the bar of a finished run becomes a line, so that many runs fit into a terminal.
     """
 
-    def __init__(self, label: str, progress: Progress | None, keep: bool = True) -> None:
+    def __init__(self, label: str, progress: Bars | None, keep: bool = True) -> None:
         self.label, self.progress, self.keep = printable(label), progress, keep
         # Shown at once: a method may work for a long time before its first round.
         self.task = (

@@ -21,7 +21,7 @@ from mutua.rounds.participation import Participation, left_out
 from mutua.rounds.privacy_guarantee import Guarantee, guarantee
 from mutua.runs.client_result import ClientResult
 from mutua.runs.predictor import Predictor
-from mutua.runs.summary import reported, sheet
+from mutua.runs.summary import notebook_page, reported, sheet
 from mutua.support.configuration import PathLike, local_path, whole_number
 from mutua.support.tensor_files import Tensors
 from mutua.support.text import Sheet, some
@@ -64,7 +64,7 @@ class Result:
         return str(self._sheet)
 
     def _repr_html_(self) -> str:
-        return self._sheet.html()
+        return notebook_page(self._sheet, self.history)
 
     def extend(self, rounds: int, **given: Any) -> Result:
         """The result of the same run with so many rounds in all; only what is new is run.

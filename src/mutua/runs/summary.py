@@ -8,6 +8,8 @@ from typing import Any
 from mutua.federation.ledger import Ledger
 from mutua.federation.plan import SELECTIONS
 from mutua.learning.headline import Headline
+from mutua.rounds.history import History
+from mutua.support.line_chart import line_chart
 from mutua.support.text import Sheet, of_width, several, size, some
 
 REPORTED = ("method", "task", "seed", "rounds", "global", "clients", "bytes", "privacy", "seconds")
@@ -39,6 +41,13 @@ def sheet(summary: Mapping[str, Any], ledger: Ledger, left_out: Sequence[str]) -
     heads = ("client", "model", "samples", "predictor", "global", "sent")
     sums = [("mean", "", "", *means, size(summary["bytes"]["up"]))]
     return Sheet(f"{title}, seed {summary['seed']}", heads, rows, sums, remarks, left=2)
+
+
+def notebook_page(run: Sheet, history: History) -> str:
+    """The same for a notebook: the table, and the curves over rounds."""
+    of = history.headline
+    lines = {"clients (mean)": history.served_curve(), "global, common test set": history.global_curve()}
+    return run.html() + line_chart(lines, "round", of.heading, of.shown)
 
 
 def reported(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mutua.engines.choice import EngineChoice
@@ -36,9 +37,10 @@ from mutua.studies.summaries import (
     write_comparison,
 )
 from mutua.support.configuration import PathLike, checked, whole_number
+from mutua.support.data_frames import pandas_frame, polars_frame
 from mutua.support.files import atomic_files
 from mutua.support.folders import new_folder
-from mutua.support.importing import import_optional
+from mutua.support.line_chart import line_chart
 from mutua.support.text import Sheet
 
 Given = Federation | Recipe | Callable[[int], Federation]
@@ -160,13 +162,25 @@ class Comparison:
         return "\n\n".join(map(str, self._tables))
 
     def _repr_html_(self) -> str:
-        return "".join(table.html() for table in self._tables)
+        return "".join(table.html() for table in self._tables) + self._chart()
+
+    def _chart(self) -> str:
+        """By method the clients' mean over rounds, and its mean over seeds in the rounds that all seeds have."""
+        lines = {}
+        for label in self.summary:
+            seeds = [dict(result.history.served_curve()) for result in self[label]]
+            rounds = sorted(set.intersection(*map(set, seeds)))
+            lines[label] = [(round, fmean(seed[round] for seed in seeds)) for round in rounds]
+        of = self.runs[0].result.history.headline
+        return line_chart(lines, "round", f"{of.heading}, mean over clients and seeds", of.shown)
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with a row for each method, seed, client and model."""
-        return import_optional("pandas", "to_pandas").DataFrame(
-            comparison_rows(self._summaries), columns=compared(self._summaries)
-        )
+        return pandas_frame(comparison_rows(self._summaries), compared(self._summaries))
+
+    def to_polars(self) -> Any:
+        """A polars DataFrame with a row for each method, seed, client and model."""
+        return polars_frame(comparison_rows(self._summaries), compared(self._summaries))
 
     def save(self, path: PathLike) -> Path:
         """Save all runs as the folder of a comparison: for `mutua.report` and the command line."""

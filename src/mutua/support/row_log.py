@@ -13,7 +13,7 @@ from itertools import islice
 from sys import intern
 from typing import Any, ClassVar, TypeVar, overload
 
-from mutua.support.importing import import_optional
+from mutua.support.data_frames import pandas_frame, polars_frame
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
@@ -98,9 +98,15 @@ class Log(Sequence[R]):
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame, with a row for each row."""
-        pandas = import_optional("pandas", "to_pandas")
-        fields = self.kind._fields  # type: ignore[attr-defined]
-        return pandas.DataFrame(list(self), columns=list(fields))
+        return pandas_frame(self, self._fields)
+
+    def to_polars(self) -> Any:
+        """A polars DataFrame, with a row for each row; a missing value is null."""
+        return polars_frame(self, self._fields)
+
+    @property
+    def _fields(self) -> list[str]:
+        return list(self.kind._fields)  # type: ignore[attr-defined]
 
     def read_from_file(self, upto: int, read: Callable[[], Iterable[R]]) -> None:
         """`read` gives the rows before `upto` again: if they are many, drop them from memory and use it."""
