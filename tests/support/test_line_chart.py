@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mutua.support.line_chart import MOST_POINTS, line_chart, nice_ticks
+from mutua.support.line_chart import MOST_LINE_POINTS, line_chart, nice_ticks
 
 
 def shown(value: float) -> str:
@@ -38,7 +38,7 @@ def test_what_cannot_be_drawn_is_left_out() -> None:
     assert len(line) == 2
     assert len(polylines(line_chart({"flat": [(0, 1.0), (1, 1.0)]}, "round", "score", shown))[0]) == 2
     [many] = polylines(line_chart({"a": [(k, k) for k in range(9_999)]}, "round", "score", shown))
-    assert len(many) <= MOST_POINTS + 1 and many[-1][0] == 468.0  # the last point is at the right edge
+    assert len(many) <= MOST_LINE_POINTS + 1 and many[-1][0] == 468.0  # the last point is at the right edge
 
 
 def test_no_text_becomes_markup() -> None:

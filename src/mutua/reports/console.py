@@ -16,9 +16,9 @@ from rich.table import Table
 from mutua.errors import line
 from mutua.federation.plan import SELECTIONS
 from mutua.methods import base
-from mutua.rounds.progress import Bars
 from mutua.rounds.progress import Hashing as Hashing
 from mutua.rounds.progress import ProgressBar as ProgressBar
+from mutua.rounds.progress import ShownBars
 from mutua.rounds.progress import bars as bars
 from mutua.rounds.progress import err as err
 from mutua.runs.result import Result
@@ -86,7 +86,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 class SweepBars:
     """Watches a sweep: in a terminal one bar for all runs and one per run at work; a line when a run ends."""
 
-    def __init__(self, runs: int, finished: int, progress: Bars | None, notes_only: bool = False) -> None:
+    def __init__(self, runs: int, finished: int, progress: ShownBars | None, notes_only: bool = False) -> None:
         self.runs, self.finished, self.progress, self.notes_only = runs, finished, progress, notes_only
         self._todo, self._began = runs - finished, time.monotonic()
         self._tasks: dict[str, TaskID] = {}

@@ -64,11 +64,11 @@ class EventLogger:
                 log.info("%s: finished", self.label)
 
 
-Bars = Progress | NotebookBars
+ShownBars = Progress | NotebookBars
 
 
 @contextmanager
-def bars(wanted: bool = True) -> Iterator[Bars | None]:
+def bars(wanted: bool = True) -> Iterator[ShownBars | None]:
     """Progress bars on stderr or in a notebook; None if they are not wanted or there is nowhere to show them."""
     if wanted and err.is_jupyter:
         shown = NotebookBars()
@@ -106,7 +106,7 @@ SHOWN_FROM = 10**9
 class Hashing:
     """Shows the progress of hashing a run's inputs, if that takes long."""
 
-    def __init__(self, progress: Bars | None) -> None:
+    def __init__(self, progress: ShownBars | None) -> None:
         self.progress, self.task = progress, TaskID(-1)
 
     def __call__(self, done: int, total: int) -> None:
@@ -130,7 +130,7 @@ class ProgressBar:
     With keep=False the bar of a finished run becomes a line, so that many runs fit into a terminal.
     """
 
-    def __init__(self, label: str, progress: Bars | None, keep: bool = True) -> None:
+    def __init__(self, label: str, progress: ShownBars | None, keep: bool = True) -> None:
         self.label, self.progress, self.keep = printable(label), progress, keep
         # Shown at once: a method may work for a long time before its first round.
         self.task = (

@@ -13,7 +13,7 @@ _DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
 """Lines differ in more than colour."""
 _SIZE = 480, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 34
-MOST_POINTS = 300
+MOST_LINE_POINTS = 300
 """A line has no more points than the chart can show."""
 
 
@@ -67,7 +67,7 @@ def nice_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> l
 def _thinned(points: Sequence[Point]) -> list[Point]:
     """Without what cannot be drawn; of very many points every n-th, and the last."""
     known = [point for point in points if all(map(math.isfinite, point))]
-    step = -(-len(known) // MOST_POINTS)
+    step = -(-len(known) // MOST_LINE_POINTS)
     return known if step <= 1 else [*known[:-1:step], known[-1]]
 
 
