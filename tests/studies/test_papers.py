@@ -25,7 +25,7 @@ ITEMS = {
     "mixture": "table-2 figure-2 figure-3 figure-4 figure-5",
     "fedh2l": "table-2 table-3 table-4 table-5 table-6 table-7 table-8 figure-1 figure-2 "
     "claim-bandwidth claim-bandwidth-growth",
-    "related": "personalised heterogeneous",
+    "related": "personalised heterogeneous clustered",
     "no-regret": "confirmation heart-disease pacs",
     "fmlu": "table-1 table-2 table-3 table-4 figure-2 figure-3",
 }
@@ -86,6 +86,62 @@ def test_a_laptops_clients_have_as_many_samples_as_it_says(name: str) -> None:
 def _of_each_class(classes: int, many: int) -> Samples:
     y = torch.arange(classes).repeat(many)
     return Samples(torch.zeros(len(y), 1), y, tuple(map(str, range(classes))))
+
+
+def test_every_method_that_the_papers_name_is_in_a_study_of_ours() -> None:
+    named = [
+        "fedper",
+        "fedrep",
+        "lgfedavg",
+        "fedrod",
+        "fedproto",
+        "afl",
+        "fedsem",
+        "cfl",
+        "mocha",
+        "feddf",
+        "fedgkt",
+        "fedrolex",
+        "pfedbayes",
+        "apfl",
+        "l2gd",
+        "perfedavg",
+        "fedopt",
+        "reptile",
+        "datasharing",
+        "fd",
+        "finetuned",
+        "ditto",
+        "fedbn",
+        "fedbabu",
+        "fedala",
+        "scaffold",
+        "fedkd",
+        "moon",
+    ]
+    tunes, assigns, windows, seen = set(), set(), set(), set()
+    for name in items.item_names():
+        for _, recipe in items.load_item(name).cells("laptop") if name.startswith("related/") else ():
+            method = recipe.method
+            seen.add(method.name)
+            if method.name == "finetuned":
+                tunes.add(getattr(method, "tune", None))
+            assigns.add(getattr(method, "assign", None))
+            windows.add(getattr(method, "window", None))
+    assert seen >= set(named)
+    assert tunes == {"plain", "freeze-body", "ewc", "kd"}
+    assert assigns >= {"distance", "loss"} and windows >= {"rolling", "static"}
+
+
+@pytest.mark.parametrize("name", [name for name in items.item_names() if name.startswith("related/")])
+def test_all_methods_of_a_study_of_ours_have_the_same_settings_steps_and_rates(name: str) -> None:
+    item = items.load_item(name)
+    assert set(item.grid["setting"]) == {"IID", "shards 2", "Dirichlet 0.1", "rotated"}
+    assert (item.choose, len(item.grid["lr"])) == ("lr", 3)
+    assert {"predictor", "worst", "better_off", "bytes_up", "cpu_seconds"} == set(item.measures)
+    for scale in SCALES:
+        steps = {(recipe.rounds, recipe.steps, recipe.epochs) for _, recipe in item.cells(scale)}
+        assert len(steps) == 1
 
 
 @every_item
