@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mutua.learning import tasks as tasks
     from mutua.learning.optimizers import SGD as SGD
     from mutua.learning.optimizers import Adam as Adam
-    from mutua.learning.task import Task as Task
+    from mutua.learning.task_behaviour import Task as Task
     from mutua.methods.base import Method as Method
     from mutua.models import Architecture as Architecture
     from mutua.recipe.recipe import Recipe as Recipe
@@ -65,7 +65,7 @@ _HOMES = {
     "merging": "mutua.learning.merging",
     "SGD": "mutua.learning.optimizers",
     "Adam": "mutua.learning.optimizers",
-    "Task": "mutua.learning.task",
+    "Task": "mutua.learning.task_behaviour",
     "tasks": "mutua.learning.tasks",
     "Ledger": "mutua.federation.ledger",
     "Kind": "mutua.federation.message",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mutua import InputError
 from mutua.learning.benefit import Benefit, best_of, trusts
 from mutua.learning.headline import Headline
-from mutua.learning.task import LabelTask, Task, ValueTask
+from mutua.learning.task_behaviour import LabelTask, Task, ValueTask
 from mutua.models.composite import Composite, Weighted
 
 TASK = Task(("ill", "well"))

@@ -16,7 +16,7 @@ from mutua.learning.intervals import (
     of_paired_shares,
     of_share,
 )
-from mutua.learning.task import Task
+from mutua.learning.task_behaviour import Task
 from mutua.learning.tasks import Regression
 from mutua.support.quantiles import beta_below, beta_quantile, t_quantile
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mutua.data.samples import Samples, known_classes
 from mutua.errors import InputError
-from mutua.learning.task import Task
+from mutua.learning.task_behaviour import Task
 from mutua.learning.tasks import CLASSIFICATION, Aim, aim_of
 from mutua.models import Architecture
 from mutua.support.files import FILE_NAME

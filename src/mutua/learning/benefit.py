@@ -17,7 +17,7 @@ from mutua.errors import InputError
 from mutua.learning.expert_weights import regret_bounds
 from mutua.learning.headline import Headline
 from mutua.learning.intervals import by_paired_bootstrap, of_paired_shares
-from mutua.learning.task import Task
+from mutua.learning.task_behaviour import Task
 from mutua.models.composite import Composite, Weighted
 
 Finding = Literal["better", "worse", "cannot tell"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mutua.data.mapped_rows import equal, in_memory
 from mutua.data.samples import Samples
 from mutua.learning.memory_layout import channels_last, laid_out
-from mutua.learning.task import Task
+from mutua.learning.task_behaviour import Task
 
 BATCH = 500  # large enough to fill a core, small enough to stay in its cache
 

@@ -12,7 +12,7 @@ from mutua.data.samples import Samples
 from mutua.data.targets import TaskKind, task_kind
 from mutua.errors import InputError
 from mutua.learning.headline import Headline
-from mutua.learning.task import LabelTask, Task, ValueTask, balanced_weights
+from mutua.learning.task_behaviour import LabelTask, Task, ValueTask, balanced_weights
 from mutua.support.configuration import Spec, checked
 
 _Positive = Annotated[FiniteFloat, Field(gt=0)]

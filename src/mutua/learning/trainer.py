@@ -18,7 +18,7 @@ from mutua.data.transforms import Augment, augment
 from mutua.errors import InputError
 from mutua.learning.memory_layout import laid_out
 from mutua.learning.optimizers import Stepper
-from mutua.learning.task import Task
+from mutua.learning.task_behaviour import Task
 from mutua.models.splice import Share, layers_in, shared_names
 
 

@@ -30,7 +30,7 @@ from mutua.learning.memory_layout import channels_last
 from mutua.learning.optimizers import Optimizer, optimizer_state, restore_optimizer
 from mutua.learning.precision import computing_in
 from mutua.learning.private_training import PoissonLoader, PrivateTrainer
-from mutua.learning.task import Task
+from mutua.learning.task_behaviour import Task
 from mutua.learning.trainer import Batch, Loader, Models, Numbers, Objective, Trainer, learning_in, own_streams
 from mutua.methods.server import initial_seed
 from mutua.models import Architecture, features, shared_names
