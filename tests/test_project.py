@@ -52,6 +52,12 @@ def test_what_the_reference_asks_for_is_there() -> None:
     assert not [name for name in asked if pydoc.locate(name) is None]
 
 
+def test_no_two_files_of_tests_share_a_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py")]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_the_citation_is_of_this_version_and_names_no_person() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == mutua.__version__

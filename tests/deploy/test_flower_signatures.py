@@ -100,12 +100,14 @@ def test_a_signed_request_gets_through_once(door: Any, headers: dict[str, str]) 
         {"body": b""},
         {"path": "/v1/fleet/pull-messages"},
         {"mutua-nonce": "0" * 32},
-        {"flwr-timestamp": (datetime.now(UTC) + timedelta(seconds=1)).isoformat()},
+        {"flwr-timestamp": "a second later"},
     ],
     ids=str,
 )
 def test_an_altered_request_is_refused(door: Any, headers: dict[str, str], change: dict[str, Any]) -> None:
     made, reached, told = door
+    if "flwr-timestamp" in change:
+        change = {"flwr-timestamp": (datetime.now(UTC) + timedelta(seconds=1)).isoformat()}
     more = {name: change[name] for name in ("body", "path") if name in change}
     assert ask(made, {**headers, **{n: v for n, v in change.items() if n not in more}}, **more) == 401
     assert reached == []
