@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from mutua import InputError, Recipe, open_run
+from mutua import InputError, Recipe, load_run
 from mutua.cli.app import app
 from mutua.data import sources
 from mutua.errors import LeftOut
@@ -109,7 +109,7 @@ def test_the_page_on_tables_and_texts_runs_as_written(
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
     exec(compile("".join(blocks(read("docs/data.md"), "python")), "docs/data.md", "exec"), found)
-    told = open_run("runs/hospitals").predictor("north")(found["rows"])
+    told = load_run("runs/hospitals").predictor("north")(found["rows"])
     assert torch.allclose(found["plain"], told, atol=1e-6)  # plain torch says the same
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -280,3 +281,20 @@ def test_a_wrong_type_is_one_clear_line(make: Callable[[], Any], told: str) -> N
 def test_a_method_may_be_named_as_in_a_recipe() -> None:
     named, made = (mutua.run(of, federation(), rounds=1, progress=False) for of in ("fml", mutua.methods.FML()))
     assert named.job.method == made.job.method and list(named.history) == list(made.history)
+
+
+def test_paths_may_be_text_everywhere() -> None:
+    """No public function or method takes a `Path` alone."""
+    found: list[Any] = [getattr(mutua, name) for name in mutua.__all__]
+    found += [method for thing in found if inspect.isclass(thing) for method in vars(thing).values()]
+    hints = [
+        (f"{one.__qualname__}({name})", str(hint))
+        for one in found
+        if inspect.isfunction(one)
+        for name, hint in inspect.get_annotations(one).items()
+        if name != "return"
+    ]
+    assert sum("PathLike" in hint for _, hint in hints) > 10
+    assert [where for where, hint in hints if re.search(r"\bPath\b", hint)] == [
+        "Privacy.stream(path)"
+    ]  # of a seed

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from mutua.methods.base import Method as Method
     from mutua.models import Architecture as Architecture
     from mutua.recipe.recipe import Recipe as Recipe
-    from mutua.reports.saved_run import SavedRun as SavedRun
-    from mutua.reports.saved_run import open_run as open_run
     from mutua.reports.writing import report as report
     from mutua.rounds import events as events
     from mutua.runs.result import Result as Result
     from mutua.runs.run import run as run
+    from mutua.runs.saved_run import SavedRun as SavedRun
+    from mutua.runs.saved_run import load_run as load_run
     from mutua.studies.comparison import Comparison as Comparison
     from mutua.studies.comparison import compare as compare
     from mutua.support.importing import trust as trust
@@ -72,8 +72,8 @@ _HOMES = {
     "Message": "mutua.federation.message",
     "Method": "mutua.methods.base",
     "Architecture": "mutua.models",
-    "SavedRun": "mutua.reports.saved_run",
-    "open_run": "mutua.reports.saved_run",
+    "SavedRun": "mutua.runs.saved_run",
+    "load_run": "mutua.runs.saved_run",
     "Plan": "mutua.federation.plan",
     "Privacy": "mutua.federation.privacy",
     "Recipe": "mutua.recipe.recipe",

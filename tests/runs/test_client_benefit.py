@@ -82,11 +82,11 @@ def test_questions_that_have_no_answer(federate: Federate) -> None:
 def test_a_saved_run_says_it_too_and_its_report(federate: Federate, tmp_path: Path) -> None:
     result = run(NoRegret(), federate([30, 20], models="linear", global_model="linear", held=20))
     result.save(tmp_path / "run")
-    saved = mutua.open_run(tmp_path / "run")
+    saved = mutua.load_run(tmp_path / "run")
     assert saved.benefit("b") == result.clients[1].benefit()
     with pytest.raises(InputError, match="client: 'x' is not in it; there are a, b"):
         saved.benefit("x")
-    saved.report(html=tmp_path / "r.html")
+    mutua.report(saved, html=tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
     assert result.clients[0].benefit().sentence in page
     assert "no-regret: each client's models" in page.replace("&#x27;", "'")
@@ -97,7 +97,7 @@ def test_a_saved_run_says_it_too_and_its_report(federate: Federate, tmp_path: Pa
 
     run(FML(), federate([30, 20], models="linear", global_model="linear", held=20)).save(tmp_path / "fml")
     with pytest.raises(InputError, match="client a: its run did not keep what it would have alone"):
-        mutua.open_run(tmp_path / "fml").benefit("a")
+        mutua.load_run(tmp_path / "fml").benefit("a")
     (tmp_path / "run/clients/b/benefit.json").write_text("{}")
     with pytest.raises(InputError, match=r"benefit.json cannot be read .*; it is damaged"):
         saved.benefit("a")

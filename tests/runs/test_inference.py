@@ -249,7 +249,7 @@ class Both(FedAvg):
 def test_a_composite_is_saved_opened_predicted_with_exported_and_joined(tmp_path: Path) -> None:
     result = quick(Both(), federation(), rounds=2)
     result.save(tmp_path / "run")
-    opened = mutua.open_run(tmp_path / "run")
+    opened = mutua.load_run(tmp_path / "run")
     for client in result.clients:
         assert torch.equal(opened.predictor(client.id)(X), client.predictor(X))
     card = json.loads((tmp_path / "run" / "clients" / "c0" / "card.json").read_text())
@@ -263,6 +263,6 @@ def test_a_composite_is_saved_opened_predicted_with_exported_and_joined(tmp_path
     assert scores == [3, 3, 3] and torch.equal(held["rule.weights"], torch.tensor([0.5, 0.3, 0.2]))
     np.savez(tmp_path / "new.npz", x=X, y=Y)
     joined = opened.join(tmp_path / "new.npz", how="global", name="newcomer")
-    served = mutua.open_run(tmp_path / "run").predictor("newcomer")
+    served = mutua.load_run(tmp_path / "run").predictor("newcomer")
     shift = served.model.get_submodule("rule").get_buffer("shift")
     assert joined.accuracy["predictor"] is not None and shift.tolist() == [0, 1, 2]

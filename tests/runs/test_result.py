@@ -22,7 +22,7 @@ def test_a_result_can_be_extended_twice_and_stays_as_it_is(tmp_path: Path) -> No
         whole = quick(FML(), federation(), rounds=rounds)
         assert list(longer.history) == list(whole.history)
         assert torch.equal(longer["c2"].predictor(X), whole["c2"].predictor(X))
-    assert mutua.open_run(again.save(tmp_path / "longer")).plan.rounds == 2
+    assert mutua.load_run(again.save(tmp_path / "longer")).plan.rounds == 2
 
 
 def test_who_is_not_there_is_said() -> None:

@@ -68,7 +68,7 @@ def test_what_a_run_leaves_tells_its_task(tmp_path: Path, which: str) -> None:
     for client in told["clients"]:
         low, high = client["interval"]["predictor"]
         assert low <= client[metric]["predictor"] <= high
-    opened = mutua.open_run(tmp_path / "run")
+    opened = mutua.load_run(tmp_path / "run")
     assert opened.history.headline == result.history.headline
     assert mutua.Recipe.load(tmp_path / "run" / "recipe.yaml").task == of.task
     with (tmp_path / "run" / "history.csv").open() as file:

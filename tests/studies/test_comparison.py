@@ -96,9 +96,9 @@ def test_a_saved_comparison_is_what_the_command_line_leaves(
     assert (path / "results.csv").read_text().startswith("method,seed,client,model,split,metric,value\nfml,0,")
     [page] = mutua.report(path)
     assert "better off" in page.read_text() and "cannot be read" not in page.read_text()
-    assert mutua.open_run(path / "fml-1").plan.seed == 1
+    assert mutua.load_run(path / "fml-1").plan.seed == 1
     with pytest.raises(InputError, match=r"is a comparison; give one of its runs \(fedavg-0, fedavg-1, fml-0"):
-        mutua.open_run(path)
+        mutua.load_run(path)
     for words in (["runs", "show"], ["export", "--client", "c0"]):
         assert "is a comparison; give one of its runs (fedavg-0" in command(*words, str(path)).err
     with pytest.raises(InputError, match=r"path: .* not empty"):
@@ -106,7 +106,7 @@ def test_a_saved_comparison_is_what_the_command_line_leaves(
     with pytest.raises(InputError, match=r"path: .* not empty"):
         compared["fml"][0].save(path)
     with pytest.raises(InputError, match=r"^client: 'c9' is not in "):
-        mutua.open_run(path / "fml-1").predictor("c9")
+        mutua.load_run(path / "fml-1").predictor("c9")
 
 
 def test_methods_by_name_label_and_option(tiny: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def report(
     load_data: bool = False,
     data_dir: PathLike | None = None,
 ) -> list[Path]:
-    """Write a report on a saved run or comparison: its folder, or what `mutua.open_run` gives; the files written.
+    """Write a report on a saved run or comparison: its folder, or what `mutua.load_run` gives; the files written.
 
     Without html, pdf, tables and figures, the page is report.html in the folder.
     """

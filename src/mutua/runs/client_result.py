@@ -14,9 +14,9 @@ from mutua.errors import InputError
 from mutua.federation.client import Client
 from mutua.federation.message import Message
 from mutua.federation.module_pool import Modules
-from mutua.federation.plan import Selection
+from mutua.federation.plan import Plan
 from mutua.federation.store import State, Store
-from mutua.learning import intervals, metrics
+from mutua.learning import metrics
 from mutua.learning.benefit import Benefit
 from mutua.learning.evaluation import predictions
 from mutua.methods.base import Job
@@ -26,13 +26,13 @@ from mutua.models import Architecture
 from mutua.models.composite import COMPOSITE, Composite
 from mutua.rounds.history import History
 from mutua.rounds.participation import Attendance
+from mutua.runs.finished_run import FinishedClient
 from mutua.runs.predictor import Predictor
 from mutua.support.processes import one_thread
-from mutua.support.text import several
 
 
 @dataclass(frozen=True, repr=False)
-class ClientResult:
+class ClientResult(FinishedClient):
     """One client after a run: its numbers, what it keeps, and the model it serves with."""
 
     client: Client
@@ -42,19 +42,30 @@ class ClientResult:
     history: History
     attendance: Attendance = field(default_factory=Attendance)
 
-    def __repr__(self) -> str:
-        of, tested = self.history.headline, several(len(self.client.test), "own test sample")
-        ends = self.interval()
-        between = "" if ends is None else f" ({of.shown(ends[0])} to {of.shown(ends[1])})"
-        scored = f"{of.name} {of.shown(self.score())}{of.unit}{between} on {tested}"
-        never = "" if self.trained else ", never trained"
-        what = self.serves if self.evaluated else self.architecture.title
-        return f"ClientResult({self.id}: {what}, {scored}{never})"
-
     @property
     def id(self) -> str:
         """The client's id."""
         return self.client.id
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of its run."""
+        return self.job.plan
+
+    @property
+    def kind(self) -> str:
+        """The kind of its task."""
+        return self.client.aim.kind
+
+    @property
+    def test_samples(self) -> int:
+        """How many test samples of its own it has."""
+        return len(self.client.test)
+
+    @property
+    def model_title(self) -> str:
+        """The design that it serves with, by name."""
+        return self.architecture.title
 
     @property
     def state(self) -> State:
@@ -85,11 +96,6 @@ class ClientResult:
         return self.job.method.predictor(self._participant(modules), self.brief).eval()
 
     @property
-    def evaluated(self) -> bool:
-        """Whether its last evaluation succeeded: otherwise there is no model to serve with."""
-        return self.history.evaluated(self.id, "predictor") == self.job.plan.rounds
-
-    @property
     def trained(self) -> bool:
         """Whether what it serves with was trained: by itself, or by others if it is the global alone."""
         return self.attendance.trained or not self.store.keeps or not self.job.plan.rounds
@@ -111,31 +117,6 @@ class ClientResult:
 
     def _participant(self, modules: Modules) -> Participant:
         return Participant(self.job, self.client, dict(self.state), self.job.plan.rounds + 1, modules)
-
-    def score(self, model: str = "predictor", selection: Selection = "last") -> float | None:
-        """Its task's headline metric on its own test data: accuracy, unless the task has another."""
-        return self.measured(self.history.headline.metric, model, selection)
-
-    def interval(self, model: str = "predictor", selection: Selection = "last") -> tuple[float, float] | None:
-        """The 95 % interval of `score`, for so few test samples: exact of an accuracy, else as the task says.
-
-        None for the mean of several evaluations, and where there is no number.
-        """
-        metric = self.history.headline.metric
-        if metric == "accuracy" and self.client.aim.kind == "classification":
-            return intervals.of_share(self.score(model, selection), len(self.client.test))
-        low, high = (self.measured(f"{metric}_{end}", model, selection) for end in ("low", "high"))
-        return None if low is None or high is None else (low, high)
-
-    def accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
-        """Accuracy on its own test data: of the model that it has now, or of another selection."""
-        return self.measured("accuracy", model, selection)
-
-    def measured(self, metric: str, model: str, selection: Selection) -> float | None:
-        """A number of this selection on its own test data; None if there was no last evaluation to select."""
-        if selection == "last" and not self.evaluated:
-            return None
-        return self.history.selected(selection, self.id, model, "test", metric)
 
     def benefit(self, alone: ClientResult | None = None, noun: str = "samples") -> Benefit:
         """Is it better off for having joined? Its models on its own test samples, beside the one trained alone.

@@ -143,6 +143,22 @@ class RunFolder:
         self._read_into(ledger, self._ledger)
         return history, ledger
 
+    def finished_rows(self) -> tuple[History, Ledger]:
+        """The same of a finished run: they must agree with its summary, which says since when clients serve."""
+        history, ledger = self.rows()
+        summary = self.record.summary
+        for way, told in summary["bytes"].items():  # nobody must be told that less was sent than was
+            if (found := ledger.bytes(way)) != told:
+                raise InputError(
+                    f"RUN: {self.path}: ledger.csv is damaged: {found} bytes {way}, {told} by run.json; "
+                    "repeat the run by its recipe.yaml"
+                )
+        history.serves_since(
+            summary["rounds"], {client["id"]: client.get("serves_since", 1) for client in summary["clients"]}
+        )
+        history.leave_out({client["id"] for client in summary["clients"] if not client.get("trained", True)})
+        return history, ledger
+
     def participation(self) -> Participation:
         """Who was asked in which round, and what came of it."""
         turns = Participation()

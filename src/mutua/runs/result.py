@@ -6,25 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mutua.errors import InputError
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.ledger import Ledger
-from mutua.federation.plan import Selection
+from mutua.federation.plan import Plan
 from mutua.learning.tasks import plain, settings
-from mutua.methods.base import Job, shown_name
+from mutua.methods.base import Job, Method, shown_name
 from mutua.rounds.history import History
-from mutua.rounds.participation import Participation, left_out
+from mutua.rounds.participation import Participation
 from mutua.rounds.privacy_guarantee import Guarantee, guarantee
 from mutua.runs.client_result import ClientResult
+from mutua.runs.finished_run import FinishedRun, mean_of_known
 from mutua.runs.predictor import Predictor
-from mutua.runs.summary import notebook_page, reported, sheet
 from mutua.support.configuration import PathLike, local_path, whole_number
 from mutua.support.tensor_files import Tensors
-from mutua.support.text import Sheet, some
 
 if TYPE_CHECKING:
     from mutua.recipe.recipe import Recipe
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Result:
+class Result(FinishedRun[ClientResult]):
     """A finished run."""
 
     job: Job
@@ -57,14 +55,14 @@ class Result:
         return {} if self.global_state is None else {"weights": self.global_state, **self.offered}
 
     @property
-    def _sheet(self) -> Sheet:
-        return sheet(self.summary(), self.ledger, self.left_out())
+    def method(self) -> Method:
+        """Its method."""
+        return self.job.method
 
-    def __repr__(self) -> str:
-        return str(self._sheet)
-
-    def _repr_html_(self) -> str:
-        return notebook_page(self._sheet, self.history)
+    @property
+    def plan(self) -> Plan:
+        """How long, how fast and with which seed."""
+        return self.job.plan
 
     def extend(self, rounds: int, **given: Any) -> Result:
         """The result of the same run with so many rounds in all; only what is new is run.
@@ -77,13 +75,6 @@ class Result:
         whole_number(rounds, "rounds")
         return self.longer(rounds, **given)
 
-    def __getitem__(self, client_id: str) -> ClientResult:
-        for client in self.clients:
-            if client.id == client_id:
-                return client
-        known = some([client.id for client in self.clients])
-        raise InputError(f"client: {client_id!r} is not in it; there are {known}")
-
     def global_predictor(self) -> Predictor:
         """The global, ready for raw inputs, if it is a whole model."""
         shared, first = self.job.global_model, self.clients[0].client
@@ -95,21 +86,8 @@ class Result:
         module.load_state_dict(self.global_state)
         return Predictor(module.eval(), first.train.take([]), first.aim)
 
-    def mean_accuracy(self, model: str = "predictor", selection: Selection = "last") -> float | None:
-        """Unweighted mean over clients of accuracy on their own test data, without clients that never trained."""
-        return _mean([client.accuracy(model, selection) for client in self.counted(model)])
-
-    def mean_score(self, model: str = "predictor", selection: Selection = "last") -> float | None:
-        """The same of the task's headline metric: accuracy, unless the task has another."""
-        return _mean([client.score(model, selection) for client in self.counted(model)])
-
-    def counted(self, model: str = "predictor") -> list[ClientResult]:
-        """The clients whose numbers count in means: all, but for predictors that were never trained."""
-        return [client for client in self.clients if model != "predictor" or client.trained]
-
-    def left_out(self) -> list[str]:
-        """A line for each client that something went wrong with or that never trained: rounds and reasons."""
-        return left_out([client.summary() for client in self.clients])
+    def _client_summaries(self) -> list[Mapping[str, Any]]:
+        return [client.summary() for client in self.clients]
 
     def _domains(self) -> dict[str, float | None] | None:
         """FedH2L's metrics, mean over clients, if clients have domains."""
@@ -119,7 +97,9 @@ class Result:
         def value(client: ClientResult, metric: str) -> float | None:
             return client.measured(metric, "predictor", self.job.plan.selection)
 
-        return {metric: _mean([value(c, metric) for c in self.counted()]) for metric in ("wdp", "cdp", "acc")}
+        return {
+            metric: mean_of_known([value(c, metric) for c in self.counted()]) for metric in ("wdp", "cdp", "acc")
+        }
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
@@ -127,7 +107,7 @@ class Result:
         return guarantee(self.job, self.federation.clients, self.ledger, self.participation)
 
     def save(self, path: PathLike, recipe: Recipe | None = None) -> Path:
-        """Save it as a run's folder: for `mutua.open_run`, and for the command line's report, predict and join.
+        """Save it as a run's folder: for `mutua.load_run`, and for the command line's report, predict and join.
 
         `recipe` is the one that made it, if any: with it the folder says how to repeat the run.
         """
@@ -148,10 +128,6 @@ class Result:
             recorder.extend(self.history, self.ledger, self.participation)
             write_result(self, recorder)
         return recorder.path
-
-    def report(self) -> dict[str, Any]:
-        """What `mutua run --json` prints: people script against these keys; `selection` is there if not `last`."""
-        return reported(self.summary())
 
     def summary(self) -> dict[str, Any]:
         """The numbers of a run. Accuracies are on test data, of the evaluation that the plan selects.
@@ -176,7 +152,7 @@ class Result:
             "mean": {
                 model: {
                     headline: self.mean_score(model, selection),
-                    f"{headline}_by_samples": _mean(
+                    f"{headline}_by_samples": mean_of_known(
                         [client.score(model, selection) for client in self.counted(model)],
                         [sizes[client.id] for client in self.counted(model)],
                     ),
@@ -196,8 +172,3 @@ def write_result(result: Result, recorder: Recorder) -> None:
 
     write_models(recorder.path, result.job, result.federation, result.shared, result.clients)
     recorder.finish(result.job, result.federation.notes, result.summary(), result.seconds)
-
-
-def _mean(values: list[float | None], weights: list[int] | None = None) -> float | None:
-    known = [(v, w) for v, w in zip(values, weights or [1] * len(values), strict=True) if v is not None]
-    return fmean([v for v, _ in known], [w for _, w in known]) if known else None
