@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from by_hand import CLIENTS, RECIPES, ByHand, assert_same_bytes, go
+from torch import nn
 
 from conftest import Done
-from mutua import RunError
+from mutua import Architecture, RunError
+from mutua.data.samples import Preprocess
 from mutua.deploy.conduct import deployed_summary
 from mutua.deploy.organiser import Organiser
 from mutua.deploy.site_folder import SiteFolder
+from mutua.engines.site import FAILED
 from mutua.engines.site_requests import SiteRequest
 from mutua.rounds.events import RoundStarted
 
@@ -93,6 +98,39 @@ def test_a_site_with_another_recipe_is_named_and_the_rest_go_on(
     result = go(organiser, ByHand(sites), organiser.path / "runs" / "one", note=notes.append)
     assert any(note.startswith("c1: refused: the server runs another recipe") for note in notes)
     assert sum(row.outcome == "merged" for row in result.participation) == 4
+
+
+class Breaking(nn.Module):
+    """A model that cannot be trained, and whose error quotes data."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(channels * size * size, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise ValueError("patient 4711 has a bad value")
+        found: torch.Tensor = self.head(x.flatten(1))
+        return found
+
+
+def test_a_site_whose_data_or_model_is_wrong_is_named_and_the_rest_go_on(
+    deploy: Callable[..., tuple[Organiser, ByHand]],
+) -> None:
+    """c1's samples are no numbers, c2's model raises: both in the midst of training."""
+    organiser, line = deploy()
+    one, two = line.sites["c1"].client, line.sites["c2"].client
+    blank = one.train.x.float() * float("nan")
+    line.sites["c1"].client = replace(one, train=replace(one.train, x=blank, preprocess=Preprocess()))
+    line.sites["c2"].client = replace(two, model=Architecture.of(Breaking))
+    result = go(organiser, line, organiser.path / "runs" / "one")
+    wrong = {row.client: row.reason for row in result.participation if row.outcome == "failed"}
+    assert set(wrong) == {"c1", "c2"}
+    assert "not finite" in wrong["c1"] or "diverged" in wrong["c1"]
+    assert wrong["c2"] == FAILED
+    assert sum(row.outcome == "merged" for row in result.participation) == 2
+    log = (organiser.path / "runs" / "one" / "events.jsonl").read_text()
+    assert FAILED in log and "4711" not in log
 
 
 def test_the_epsilon_of_samples_is_not_made_up(

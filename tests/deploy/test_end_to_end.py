@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from real_deployment import RECIPE, SITES, RealDeployment, assert_same_as_local
 
 from mutua.federation.site_ledger import entries
@@ -26,6 +28,9 @@ def test_three_sites_end_with_the_bytes_of_one_machine(deployed: RealDeployment)
         assert "all as they were written" in deployed.command("ledger", "verify", deployed.site(client))
         sent = [entry for entry in entries(deployed.site(client) / "ledger.jsonl") if entry.verb == "train"]
         assert [entry.round for entry in sent] == [1, 2, 3]
+        there = deployed.processes[client].said
+        assert "connected" in there
+        assert re.search(rf"round 3: sends .* \(weights: meme .*\n(.*\n)*the run is over here: .*{client}", there)
         rows = (deployed.run_folder / "ledger.csv").read_text().splitlines()
         up = sum(int(row.split(",")[-1]) for row in rows if f",{client},up," in row)
         assert sum(entry.bytes for entry in sent) == up

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 flwr = pytest.importorskip("flwr", reason="Flower is not installed")
 
-from mutua.deploy.flower_signatures import RefusalLog, SignedRequests  # noqa: E402
+from mutua.deploy.flower_signatures import LineLog, RefusalLog, SignedRequests, sign_requests  # noqa: E402
 from mutua.deploy.keys import KeyPair, client_keys  # noqa: E402
 
 PATH, BODY = "/v1/fleet/push-object", b"what a site sends" * 1000
@@ -28,7 +29,8 @@ from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 key = to.load_ssh_private_key(open(sys.argv[1], "rb").read(), None)
 request = httpx.Request("POST", "https://h:1" + sys.argv[2], content=open(sys.argv[3], "rb").read())
-NodeAuthHttpInterceptor(key, key.public_key()).intercept(ProtobufRequestContext("", None, request), lambda c: None)
+answered = lambda context: httpx.Response(200)
+NodeAuthHttpInterceptor(key, key.public_key()).intercept(ProtobufRequestContext("", None, request), answered)
 print(*[f"{name}: {value}" for name, value in request.headers.items()], sep="\\n")
 """
 
@@ -91,6 +93,40 @@ def test_a_signed_request_gets_through_once(door: Any, headers: dict[str, str]) 
     assert ask(made, headers) == 401
     assert reached == [BODY]
     assert told == ["refused: north: its request came before: it was replayed\n"]
+
+
+def test_a_site_is_told_when_the_server_answers_and_when_not(
+    pair: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+    from cryptography.hazmat.primitives import serialization
+    from flwr.supercore.protobuf.client import ProtobufRequestContext
+    from flwr.supernode import node_auth_http_interceptor as flower
+
+    told: list[str] = []
+    one = flower.NodeAuthHttpInterceptor
+    monkeypatch.setattr(one, "intercept", one.intercept)  # so that it is put back
+    sign_requests(LineLog(told.append))
+    key = serialization.load_ssh_private_key(pair.private, None)
+
+    def ask_for(answer: int | Exception) -> None:
+        def call(context: Any) -> httpx.Response:
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer)
+
+        request = httpx.Request("POST", f"https://h:1{PATH}", content=BODY)
+        one(key, key.public_key()).intercept(ProtobufRequestContext("", None, request), call)
+
+    for answer in (200, 200, httpx.ConnectTimeout("no"), httpx.ConnectTimeout("no"), 200, 401):
+        with suppress(httpx.ConnectTimeout):
+            ask_for(answer)
+    assert [line.split(" (")[0].split(";")[0] for line in told] == [
+        "line: connected\n",
+        "line: the server does not answer",
+        "line: connected\n",
+        "line: the server does not let this site in",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from mutua import InputError, Recipe
 from mutua.deploy.agreement import Agreement
 from mutua.deploy.organiser import Organiser
 from mutua.deploy.site_folder import SiteFolder
+from mutua.deploy.site_worker import NOT_READY, LoadedSite
+from mutua.engines.site_requests import SiteAnswer, SiteRequest
 from mutua.federation.privacy_accounting import Uses, epsilon
 
 pytest.importorskip("flwr", reason="Flower is not installed")
@@ -113,6 +115,18 @@ def test_a_mistake_in_a_sites_settings_is_one_line(made: Path, command: Command,
     assert done.code != 0
     assert said in done.out + done.err
     assert "Traceback" not in done.out + done.err
+
+
+def test_a_site_that_is_wrong_says_so_to_both_sides_and_is_ready_once_it_is_mended(made: Path) -> None:
+    right = yaml.safe_load((site(made) / "client.yaml").read_text())["model"]
+    change(site(made), model="lenet6")
+    loaded = LoadedSite(str(site(made)))
+    assert "lenet6" in loaded.load()
+    hello = SiteRequest("hello", "0" * 16, Agreement.read(made, trusted=True).checksum)
+    assert loaded.answer(hello) == SiteAnswer("refused", NOT_READY)
+    change(site(made), model=right)
+    assert loaded.answer(hello).ending == "done"
+    assert loaded.load() == ""
 
 
 def test_a_key_that_others_may_read_is_refused(made: Path, command: Command) -> None:

@@ -35,7 +35,8 @@ from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 key = to.load_ssh_private_key(open(sys.argv[1], "rb").read(), None)
 request = httpx.Request("POST", "https://h:1/v1/fleet/pull-messages", content=b"")
-NodeAuthHttpInterceptor(key, key.public_key()).intercept(ProtobufRequestContext("", None, request), lambda c: None)
+answered = lambda context: httpx.Response(200)
+NodeAuthHttpInterceptor(key, key.public_key()).intercept(ProtobufRequestContext("", None, request), answered)
 print(*[f"{name}: {value}" for name, value in request.headers.items()], sep="\\n")
 """
 CLOCK = """

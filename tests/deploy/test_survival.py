@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 from real_deployment import RECIPE, SITES, RealDeployment, assert_same_as_local, wait_for_round, worked
+from safetensors.torch import load_file
 
 from mutua.federation.site_ledger import entries
 
@@ -44,15 +47,35 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(deployed: RealDeplo
     assert_same_as_local(deployed)
 
 
-def test_a_site_that_comes_late_takes_part(deployed: RealDeployment) -> None:
-    deployed.prepare(LONGER, SITES, "--wait", "0")
-    deployed.start("c0", "c1")
+def test_a_site_that_comes_late_or_is_absent_or_refuses_does_not_stop_the_others(deployed: RealDeployment) -> None:
+    """c2 is late: its model is wrong at first. c1 is away for some rounds. c0 lets two messages leave."""
+    deployed.prepare({**RECIPE, "rounds": 12, "evaluate_every": 12}, SITES, "--wait", "0")
+    size = 4 * parameters(deployed.place / "local")
+    deployed.settle("c0", lambda told: told.update(policy={"bytes_in_all": 2 * (size + 4000)}))
+    right = yaml.safe_load((deployed.site("c2") / "client.yaml").read_text())["model"]
+    deployed.settle("c2", lambda told: told.update(model="lenet6"))
+    deployed.start(*SITES)
+    deployed.processes["c2"].wait_for("wrong: .*lenet6.*\n.*mend it")
     run = deployed.begin("run", "deploy", "run", "organiser")
-    wait_for_round(deployed, "c0", 1)
-    deployed.begin("c2", "deploy", "client", deployed.site("c2"))
+    wait_for_round(deployed, "c1", 1)
+    deployed.settle("c2", lambda told: told.update(model=right))
+    wait_for_round(deployed, "c2", 2)
+    deployed.processes["c1"].end(signal.SIGKILL)
+    before = worked(deployed, "c1")
+    wait_for_round(deployed, "c2", before + 2)
+    deployed.begin("c1-again", "deploy", "client", deployed.site("c1"))
     said = run.done(900)
-    assert "c2: it is not here" in said
-    assert worked(deployed, "c2") == 5
+    assert "c2: refused: its data, model or settings are wrong" in said
+    assert re.search(
+        r"c0: .*the site refused: policy.bytes_in_all: \d+ bytes would leave after \d+; at most", said
+    )
+    assert re.search(r"round 3: refused: policy.bytes_in_all: .*; nothing is sent", deployed.processes["c0"].said)
+    for client in ("c1", "c2"):
+        rounds = rounds_of(deployed, client)
+        assert rounds[-1] == 12
+        assert len(rounds) < 12
+    assert not {before + 2} & set(rounds_of(deployed, "c1"))
+    assert rounds_of(deployed, "c0") == [1, 2]
 
 
 def test_a_site_that_is_added_after_a_run_joins_it(deployed: RealDeployment) -> None:
@@ -82,6 +105,17 @@ def test_nothing_is_left_running(deployed: RealDeployment) -> None:
     while (left := processes_of(folder)) and time.monotonic() < until:
         time.sleep(0.5)
     assert left == []
+
+
+def rounds_of(made: RealDeployment, client: str) -> list[int]:
+    """The rounds in which a site has sent a message."""
+    sent = entries(made.site(client) / "ledger.jsonl")
+    return sorted({entry.round for entry in sent if entry.verb == "train" and entry.bytes})
+
+
+def parameters(run: Path) -> int:
+    """How many numbers the global of a run has."""
+    return sum(array.numel() for array in load_file(run / "global" / "weights.safetensors").values())
 
 
 def processes_of(folder: str) -> list[int]:

@@ -252,6 +252,26 @@ def test_bytes_in_all_end_after_a_round(sites: Callable[..., Sites]) -> None:
     assert there.ledger.bytes("up", "b") == 2 * size
 
 
+def test_numbers_of_evaluations_count_as_bytes(sites: Callable[..., Sites]) -> None:
+    """Without room for them they stay at home, even if the site reports; a repeat does not count twice."""
+    made = sites(policies={"b": SitePolicy(report=("all",))})
+    made.run()
+    sizes = {(verb, at): len(body) for (verb, at, client), body in made.wire.carried.items() if client == "b"}
+    assert sizes["evaluate", 2]
+    most = max(sum(size for (_, at), size in sizes.items() if at == round) for round in (1, 2, 3))
+    assert most > max(sizes.values())
+    for number, room in (("less", -1), ("enough", 0)):
+        policy = SitePolicy(report=("all",), bytes_per_round=most + room)
+        again = sites(policies={"b": policy}, federation=made.federation)
+        again.wire.twice = True
+        again.place = made.place / number
+        again.place.mkdir()
+        there = again.run()
+        told = [json.loads(entry.told)["ending"] for entry in entries(again.place / "b" / "ledger.jsonl")]
+        assert ("refused" in told) is (room < 0)
+        assert merged(there, "b") == 3
+
+
 def test_another_recipe_is_refused_before_anything_is_trained(sites: Callable[..., Sites]) -> None:
     made = sites()
     answer = made.site("a").answer(SiteRequest("train", RUN, "something else", 1, 2))

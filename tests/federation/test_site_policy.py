@@ -58,6 +58,9 @@ def test_bytes_are_limited_in_a_round_and_in_all() -> None:
     policy.check_bytes(10, 15)
     with pytest.raises(Refused, match=r"policy.bytes_per_round: 11 bytes would leave; at most 10"):
         policy.check_bytes(11, 0)
+    policy.check_bytes(6, 0, in_round=4)
+    with pytest.raises(Refused, match=r"policy.bytes_per_round: 7 bytes would leave after 4; at most 10"):
+        policy.check_bytes(7, 0, in_round=4)
     with pytest.raises(Refused, match=r"policy.bytes_in_all: 10 bytes would leave after 16; at most 25 in all"):
         policy.check_bytes(10, 16)
 

@@ -43,8 +43,29 @@ def signed_text(path: str, timestamp: str, nonce: str, body: bytes) -> bytes:
     return "\n".join([path, timestamp, nonce, hashlib.sha256(body).hexdigest()]).encode()
 
 
-def sign_requests() -> None:
-    """Have this process's SuperNode sign its requests whole."""
+LINE = "line: "
+"""How a line in a site's connection log begins that says whether the server answers."""
+
+
+NOT_LET_IN = "the server does not let this site in; its terminal says why, and perhaps `mutua deploy check` does"
+
+
+class LineLog:
+    """Whether the server answers: a line whenever that changes."""
+
+    def __init__(self, write: Callable[[str], object] = sys.stderr.write) -> None:
+        self.write = write
+        self._told = ""
+
+    def tell(self, text: str) -> None:
+        """Write it down, if it is new."""
+        if text != self._told:
+            self._told = text
+            self.write(f"{LINE}{text}\n")
+
+
+def sign_requests(line: LineLog | None = None) -> None:
+    """Have this process's SuperNode sign its requests whole, and tell whether they are answered."""
     from flwr.supercore.primitives.asymmetric import sign_message
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -59,8 +80,15 @@ def sign_requests() -> None:
             request.headers[SIGNATURE] = base64.b64encode(sign_message(self._private_key, text)).decode()
             return call_next(ready)
 
-        return given(self, context, signed)
+        try:
+            response = given(self, context, signed)
+        except Exception as error:
+            told.tell(f"the server does not answer ({type(error).__name__}); trying until it does")
+            raise
+        told.tell("connected" if response.status_code != 401 else NOT_LET_IN)
+        return response
 
+    told = line or LineLog()
     interceptor.intercept = intercept
 
 

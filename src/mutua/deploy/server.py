@@ -15,7 +15,7 @@ from mutua.deploy.flower_processes import flower_environment, program
 from mutua.deploy.flower_signatures import KEYS_VARIABLE, REFUSED
 from mutua.deploy.keys import expires
 from mutua.deploy.organiser import Organiser, certify
-from mutua.deploy.supervisor import Kept, Stop, _stop
+from mutua.deploy.supervisor import Kept, NewLines, Stop, _stop
 from mutua.errors import InputError, RunError
 from mutua.runs.folder import RunFolder
 from mutua.support.files import write_file
@@ -97,12 +97,14 @@ def serve_forever(organiser: Organiser, say: Callable[[str], None], bind: str | 
     before = {number: signal.signal(number, _stop) for number in handled}
     try:
         starts, known, here = 0, b"", set[str]()
-        told = link.log.stat().st_size if link.log.is_file() else 0
+        log = NewLines(link.log)
         while True:
             if _renew(organiser, say):
                 link.end()  # it is started again with the new one
             link.watch()
-            told = _tell_refused(link.log, told, say)
+            for line in log.take():
+                if line.startswith(REFUSED.encode()):
+                    say(line.decode(errors="replace"))
             if link.starts != starts and link.process is not None:
                 if not listens("127.0.0.1", organiser.port, 0.5):
                     if time.monotonic() - link._began > STARTS_WITHIN:
@@ -146,20 +148,6 @@ def _renew(organiser: Organiser, say: Callable[[str], None]) -> bool:
     certify(organiser.path, organiser.authority(), organiser.host)
     say("the server's certificate was about to end, or had: there is a new one")
     return True
-
-
-def _tell_refused(log: Path, told: int, say: Callable[[str], None]) -> int:
-    """Say who was refused since the log had so many bytes; how many it has."""
-    if not log.is_file() or log.stat().st_size <= told:
-        return told
-    with log.open("rb") as file:
-        file.seek(told)
-        new = file.read()
-    whole = new[: new.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
-        if line.startswith(REFUSED):
-            say(line)
-    return told + len(whole)
 
 
 def _tell_who(organiser: Organiser, client: Any, before: set[str], say: Callable[[str], None]) -> set[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,13 +18,19 @@ from typing import IO
 from mutua.deploy.agreement import CA
 from mutua.deploy.flower_control import free_port
 from mutua.deploy.flower_processes import LAUNCHER_VARIABLE, flower_environment, install_clientapp, program
+from mutua.deploy.flower_signatures import LINE
 from mutua.deploy.site_folder import KEY, SiteFolder
+from mutua.deploy.site_worker import READY, WRONG
+from mutua.engines.site import LEDGER
 from mutua.engines.site_socket import SOCKET_VARIABLE
 from mutua.errors import RunError
+from mutua.federation.site_ledger import SentEntry, entry_in
 from mutua.support.folders import FolderLock
+from mutua.support.text import size
 
 LONGEST_SOCKET_PATH = 85
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+STAYS = "the server is told that this site is not ready; mend it, and it is ready when the server asks again"
 LASTED = 60.0
 """Seconds after which a process counts as having started well."""
 
@@ -38,7 +45,7 @@ class Kept:
     log: Path
     say: Callable[[str], None]
     ready: str = ""
-    """What it prints when it is ready."""
+    """What it prints when it is ready; instead, it may print what is wrong."""
     fatal: tuple[int, ...] = ()
     """Exit codes that trying again would not change."""
     process: subprocess.Popen[bytes] | None = None
@@ -77,7 +84,11 @@ class Kept:
         if self.ready:
             assert self.process.stdout is not None
             with self.process.stdout as lines:
-                if lines.readline().decode().strip() != self.ready:
+                first = lines.readline().decode().strip()
+                if first.startswith(WRONG):
+                    self.say(first)
+                    self.say(STAYS)
+                elif first != self.ready:
                     code = self.process.wait()
                     raise RunError(f"{self.name} cannot start (exit {code}): {self.last_words()}")
 
@@ -99,6 +110,25 @@ class Kept:
         self.process = None
 
 
+class NewLines:
+    """The whole lines that a file has got since one looked last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = path.stat().st_size if path.is_file() else 0
+
+    def take(self) -> list[bytes]:
+        """Those that are new."""
+        if not self.path.is_file() or self.path.stat().st_size <= self._read:
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return whole.splitlines()
+
+
 class Stop(Exception):
     """A signal has asked to stop."""
 
@@ -111,6 +141,7 @@ def supervise(folder: SiteFolder, say: Callable[[str], None], trusted: str = "")
         if len(str(sockets)) > LONGEST_SOCKET_PATH:  # a socket's path may not be longer
             sockets = Path(short)
         kept = _processes(folder, sockets, say, trusted)
+        sent, line = NewLines(folder.path / LEDGER), NewLines(kept[-1].log)
         before = {
             number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
@@ -122,6 +153,8 @@ def supervise(folder: SiteFolder, say: Callable[[str], None], trusted: str = "")
             while True:
                 for one in kept:
                     one.watch()
+                for text in _news(line, sent, folder):
+                    say(text)
                 time.sleep(0.2)
         except Stop:
             say("stopping; the same command goes on where this site is now")
@@ -131,6 +164,32 @@ def supervise(folder: SiteFolder, say: Callable[[str], None], trusted: str = "")
             for one in reversed(kept):
                 one.end()
             lock.release()
+
+
+def _news(line: NewLines, sent: NewLines, folder: SiteFolder) -> Iterator[str]:
+    """Whether the server answers, what it has asked, and what leaves."""
+    for found in line.take():
+        if found.startswith(LINE.encode()):
+            yield found.decode(errors="replace").removeprefix(LINE)
+    for found in sent.take():
+        if (entry := entry_in(found)) is not None:
+            yield words_of_entry(entry, folder.path)
+
+
+def words_of_entry(entry: SentEntry, folder: Path) -> str:
+    """What the site has just been asked and what it sends, as its ledger has it."""
+    told, at = json.loads(entry.told), f"round {entry.round}"
+    if told["ending"] != "done":
+        where = "" if entry.verb == "hello" else f"{at}: "
+        return f"{where}{told['ending']}: {told['reason']}; nothing is sent"
+    parts = ", ".join(f"{what} {size(number)}" for what, number in entry.parts.items())
+    sends = f"sends {size(entry.bytes)} ({parts})" if entry.bytes else "sends no data"
+    match entry.verb:
+        case "hello":
+            return "the organiser begins a run, or goes on with it: this site is ready"
+        case "finish" | "join":
+            return f"the run is over here: {sends}; next: mutua deploy benefit {folder}"
+    return f"{at}: {sends}"
 
 
 def _processes(folder: SiteFolder, sockets: Path, say: Callable[[str], None], trusted: str) -> list[Kept]:
@@ -145,7 +204,7 @@ def _processes(folder: SiteFolder, sockets: Path, say: Callable[[str], None], tr
         dict(os.environ),
         logs / "worker.log",
         say,
-        ready="ready",
+        ready=READY,
     )
     node = Kept(
         "the connection",

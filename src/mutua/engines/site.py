@@ -117,7 +117,7 @@ class Site:
             write_file(_brief_path(self.folder, request.run), request.body)
         reply = self._work(store, request.verb, request.round, brief, self.ledger.sent.get(request.run, 0))
         body = b"" if reply.message is None else reply.message.encode()
-        self.policy.check_bytes(len(body), self.ledger.sent.get(request.run, 0))
+        self._check_bytes(request, body)
         if reply.message is not None:
             parts.update({f"{part.kind}: {name}": part.nbytes for name, part in reply.message.items()})
             parts["envelope"] = reply.message.envelope
@@ -159,8 +159,13 @@ class Site:
         found = assess(self.job, self.client, request.round, staged, self.modules)
         told = self.policy.reported(found.metrics)
         body = json.dumps(told, sort_keys=True).encode()
+        self._check_bytes(request, body)
         parts["numbers: evaluation"] = len(body)
         return SiteAnswer("done", facts=self._facts(), body=body)
+
+    def _check_bytes(self, request: SiteRequest, body: bytes) -> None:
+        in_round = self.ledger.sent_besides(request.run, request.round, body)
+        self.policy.check_bytes(len(body), self.ledger.sent.get(request.run, 0), in_round)
 
     def _facts(self) -> dict[str, Any]:
         """All that a site says of itself."""

@@ -62,9 +62,20 @@ class SiteLedger:
         self._number, self._before = found.good, found.last
         self.sent: dict[str, int] = {}
         """Bytes by run."""
+        self._rounds: dict[tuple[str, int], dict[str, int]] = {}
+        """By run and round, the bytes of each body that was sent, by its checksum."""
         for entry in entries(path):
-            self.sent[entry.run] = self.sent.get(entry.run, 0) + entry.bytes
+            self._count(entry)
         _cut_incomplete(path)
+
+    def sent_besides(self, run: str, round: int, body: bytes) -> int:
+        """Bytes that have left in a round; this body, sent again because it got lost, is not counted twice."""
+        held = self._rounds.get((run, round), {})
+        return sum(held.values()) - held.get(hashlib.sha256(body).hexdigest(), 0)
+
+    def _count(self, entry: SentEntry) -> None:
+        self.sent[entry.run] = self.sent.get(entry.run, 0) + entry.bytes
+        self._rounds.setdefault((entry.run, entry.round), {})[entry.sha256] = entry.bytes
 
     def add(self, run: str, verb: str, round: int, body: bytes, parts: Mapping[str, int], told: str) -> SentEntry:
         """Write down what is about to be sent; when this returns, it is on the disk."""
@@ -95,16 +106,22 @@ class SiteLedger:
             finally:
                 os.close(folder)
         self._number, self._before = about["entry"], about["hash"]
-        self.sent[run] = self.sent.get(run, 0) + len(body)
-        return SentEntry(**about)
+        made = SentEntry(**about)
+        self._count(made)
+        return made
 
 
 def entries(path: Path) -> Iterator[SentEntry]:
     """All entries, as they are in the file; a ledger that is not there has none."""
     for _, line in _lines(path):
-        found = _parsed(line)
-        if found is not None:
-            yield SentEntry(**found)
+        if (found := entry_in(line)) is not None:
+            yield found
+
+
+def entry_in(line: bytes) -> SentEntry | None:
+    """The entry in a line of the file; None if it is no entry."""
+    found = _parsed(line)
+    return None if found is None else SentEntry(**found)
 
 
 def check_chain(path: Path) -> Chain:

@@ -77,10 +77,13 @@ class SitePolicy(Spec):
             if part.kind not in self.may_leave:
                 raise Refused(f"policy.may_leave: {part.kind} '{name}' may not leave this site")
 
-    def check_bytes(self, size: int, sent: int) -> None:
-        """Refuse to send so many bytes, after so many of this run."""
-        if self.bytes_per_round is not None and size > self.bytes_per_round:
-            raise Refused(f"policy.bytes_per_round: {size} bytes would leave; at most {self.bytes_per_round}")
+    def check_bytes(self, size: int, sent: int, in_round: int = 0) -> None:
+        """Refuse to send so many bytes, after so many of this run and of this round."""
+        if self.bytes_per_round is not None and in_round + size > self.bytes_per_round:
+            after = f" after {in_round}" if in_round else ""
+            raise Refused(
+                f"policy.bytes_per_round: {size} bytes would leave{after}; at most {self.bytes_per_round}"
+            )
         if self.bytes_in_all is not None and sent + size > self.bytes_in_all:
             raise Refused(
                 f"policy.bytes_in_all: {size} bytes would leave after {sent}; at most {self.bytes_in_all} in all"
