@@ -80,7 +80,7 @@ class RealDeployment:
     within: Callable[[str], list[str]] = lambda name: []
     """What is typed before a command, by who types it: a site, or else the organiser."""
     environment: dict[str, str] = field(default_factory=dict)
-    """More variables for the processes of sites."""
+    """More variables for what keeps running: sites, server, run."""
     host: str = "127.0.0.1"
 
     def command(self, *words: object, code: int = 0) -> str:
@@ -105,7 +105,7 @@ class RealDeployment:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | (self.environment if "client" in words else {}),
+                env=os.environ | {"PYTHONUNBUFFERED": "1"} | self.environment,
             )
         self.processes[name] = Running(process, out)
         return self.processes[name]

@@ -99,7 +99,7 @@ def change(folder: Path, **told: Any) -> None:
 
 MISTAKES = {
     "client: 'x' is not of this deployment; there are c0, c1": {"client": "x"},
-    "model": {"model": "lenet6"},
+    "client.yaml: model: 'lenet6' is not a model; did you mean 'lenet5'?": {"model": "lenet6"},
     "nothing.npz": {"data": "nothing.npz"},
     "data: give val and test, or neither": {"data": {"path": "train.npz", "val": "val.npz"}},
     "policy.may_leave": {"policy": {"may_leave": ["everything"]}},
@@ -171,6 +171,32 @@ def test_a_client_can_be_revoked_and_added_again(made: Path, command: Command) -
     assert after["c0"] != before["c0"]
     assert after["c1"] == before["c1"]
     assert "has no key here" in command("deploy", "revoke", made, "x").err
+
+
+def test_a_recipe_of_a_deployment_needs_no_data(command: Command, tmp_path: Path) -> None:
+    """Sites have their own; a public set in a file is enough for a method that needs one."""
+    path = tmp_path / "sites.yaml"
+    path.write_text(yaml.safe_dump({"method": "fml", "models": {"global": "linear"}, "rounds": 2}))
+    given = ("deploy", "init", "s", "--recipe", path, "--clients", "north,south")
+    shape = ("--input", "1x8x8", "--classes", "healthy,ill")
+    assert "--input, --classes: missing; the recipe has no data" in command(*given).err
+    assert "public: missing; method fedmd needs one" in command(*given, *shape, "--set", "method=fedmd").err
+    assert not (tmp_path / "s").exists()
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "open.npz", x=x, y=y, classes=np.array(["healthy", "ill"]))
+    public = ("--set", f"public.path={tmp_path / 'open.npz'}", "--set", "method=fedmd")
+    assert (done := command(*given, *shape, *public)).code == 0, done.err
+    own, theirs = (
+        Agreement.read(place, trusted=True) for place in (tmp_path / "s", site(tmp_path / "s", "north"))
+    )
+    assert own.public is not None and theirs.public is not None
+    assert own.checksum == theirs.checksum
+    assert sorted(own.public.parts) == ["north", "south"]
+    held = np.concatenate([part.x.numpy() for part in theirs.public.parts.values()])
+    assert sorted(sample.tobytes() for sample in held) == sorted(sample.tobytes() for sample in x)
+    np.savez(site(tmp_path / "s", "north") / "data.npz", x=x, y=y, classes=np.array(["healthy", "ill"]))
+    assert len(SiteFolder.open(site(tmp_path / "s", "north")).site().client.train) == 28
 
 
 # Tables and texts

@@ -61,18 +61,19 @@ def init_command(
     trust_code: TrustCode = None,
 ) -> None:
     """Make keys, certificates, and one folder to hand to each client."""
-    from mutua.deploy.agreement import InputShape
+    from mutua.deploy.agreement import InputShape, data_is_elsewhere, recipe_for_sites
     from mutua.deploy.organiser import init
 
     trust_names(trust_code)
-    loaded = load_recipe(recipe, sets, None)
     names = [name.strip() for name in clients.split(",") if name.strip()]
+    loaded = load_recipe(recipe, sets, None) if simulate else recipe_for_sites(recipe, names, sets or [])
     told = None if shape is None else _shape(shape, floats)
     listed = None if classes is None else [name.strip() for name in classes.split(",")]
     if told is None and listed is not None and not simulate:
         told = InputShape.declared(loaded)
     data = None
-    if told is None or listed is None or simulate or loaded.method.needs_public:
+    shares = loaded.method.needs_public and (loaded.public is None or loaded.public.path is None)
+    if (told is None or listed is None or simulate or shares) and not data_is_elsewhere(loaded):
         _say("reading the recipe's data, for its classes and inputs")
         data = loaded.federation(data_dir)
     more = {"wait": wait, "needed": needed}

@@ -34,10 +34,10 @@ from mutua.learning.tasks import CLASSIFICATION, Aim
 from mutua.methods import base
 from mutua.methods.base import Job
 from mutua.models import Architecture
-from mutua.recipe.recipe import Recipe
+from mutua.recipe.recipe import Recipe, read_recipe
 from mutua.rounds.preparation import Prepared, prepare
 from mutua.runs.saved_models import CardEncoding
-from mutua.support.configuration import Spec, checked, read_yaml
+from mutua.support.configuration import PathLike, Spec, checked, read_yaml
 from mutua.support.files import AtomicFiles
 from mutua.support.importing import reading_untrusted_file
 
@@ -211,6 +211,26 @@ def _read_public(path: Path, file: DeploymentFile, kind: TaskKind) -> Public:
         x, y = torch.from_numpy(held[f"x{number}"]), torch.from_numpy(held[f"y{number}"])
         parts[str(held[f"owner{number}"])] = Samples(x, y, file.classes, file.input.preprocess, kind=kind)
     return Public(parts, file.public_labelled)
+
+
+def recipe_for_sites(path: PathLike, clients: Sequence[str], overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in an organiser's file: it need not say where data is, how it is dealt or who has which model."""
+    tree = read_recipe(path, overrides)
+    if tree.get("clients") is None:
+        if tree.get("data") is not None:
+            tree.setdefault("partition", {"kind": "iid", "clients": len(clients)})
+        else:
+            tree.pop("partition", None)
+            models = tree.get("models")
+            if isinstance(models, dict):
+                tree["models"] = {name: model for name, model in models.items() if name != "clients"}
+            tree["clients"] = [{"id": client, "data": {"name": SITE_DATA}, "model": "mlp"} for client in clients]
+    return Recipe.of(tree, path)
+
+
+def data_is_elsewhere(recipe: Recipe) -> bool:
+    """Whether a recipe says nothing of the data."""
+    return recipe.clients is not None and all(entry.data.name == SITE_DATA for entry in recipe.clients)
 
 
 def deployed_recipe(recipe: Recipe, clients: Sequence[str]) -> Recipe:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.privacy import Privacy
 from mutua.methods.base import Method
+from mutua.recipe.public_set import with_public_set
 from mutua.recipe.recipe import Recipe
 from mutua.seeds import private
 from mutua.support.configuration import PathLike, local_path
@@ -201,32 +202,26 @@ def init(
     _check_privacy(recipe.privacy, simulate)
     if shape is None or classes is None:
         if data is None:
-            raise InputError("--input, --classes: missing; the recipe's data is not here to take them from")
+            raise InputError("--input, --classes: missing; the recipe has no data to take them from")
         shape = shape or InputShape.of(data.clients[0].train)
         classes = classes or data.classes
     if simulate and (data is None or {client.id for client in data.clients} != set(clients)):
         there = "none" if data is None else ", ".join(client.id for client in data.clients)
         raise InputError(f"--clients: {', '.join(clients)}, but with --simulate they are the recipe's: {there}")
-    held = None
-    if recipe.method.needs_public:
-        if data is None or data.public is None:
-            raise InputError(
-                f"public: missing; method {recipe.method.name} needs one, such as public: {{path: FILE}}"
-            )
-        held = as_public_file(data.public)
     server = host if host.rpartition(":")[2].isdigit() and host.count(":") == 1 else f"{host}:{PORT}"
-    file = DeploymentFile.model_validate(
-        {
-            "server": server,
-            "clients": tuple(clients),
-            "classes": tuple(classes),
-            "input": shape,
-            "public_sha256": None if held is None else hashlib.sha256(held).hexdigest(),
-            "public_labelled": data is None or data.public is None or data.public.labelled,
-            **{name: value for name, value in more.items() if value is not None},
-        }
+    agreed = Agreement(
+        deployed_recipe(recipe, clients),
+        DeploymentFile.model_validate(
+            {
+                "server": server,
+                "clients": tuple(clients),
+                "classes": tuple(classes),
+                "input": shape,
+                **{name: value for name, value in more.items() if value is not None},
+            }
+        ),
     )
-    agreed = Agreement(deployed_recipe(recipe, clients), file, None if data is None else data.public)
+    agreed, held = _with_public(agreed, recipe, data)
     agreed.prepared()  # what cannot run is refused before anything is made
     folder = new_folder(path, field="DIR")
     (folder / "private").mkdir(mode=0o700)
@@ -243,6 +238,20 @@ def init(
         if simulate and data is not None:
             _write_data(place, data, client)
     return made
+
+
+def _with_public(agreed: Agreement, recipe: Recipe, data: Federation | None) -> tuple[Agreement, bytes | None]:
+    """With the public set, if the method needs one: of the recipe's data, or of a file alone."""
+    if not recipe.method.needs_public:
+        return agreed, None
+    public = None if data is None else data.public
+    if public is None and recipe.public is not None and recipe.public.path is not None:
+        public = with_public_set(agreed.roster(), recipe.public, recipe.seed).public
+    if public is None:
+        raise InputError(f"public: missing; method {recipe.method.name} needs one, such as public: {{path: FILE}}")
+    held = as_public_file(public)
+    told = {"public_sha256": hashlib.sha256(held).hexdigest(), "public_labelled": public.labelled}
+    return replace(agreed, file=agreed.file.model_copy(update=told), public=public), held
 
 
 def certify(folder: Path, authority: Authority, host: str, days: float | None = None) -> None:

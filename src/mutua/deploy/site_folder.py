@@ -118,7 +118,10 @@ class SiteFolder:
             order = numpy_stream(self.seed, "opt_out").permutation(len(train))
             opt_in = torch.ones(len(train), dtype=torch.bool)
             opt_in[torch.from_numpy(order[: round(settings.opt_out * len(train))])] = False
-        model = Architecture.of(settings.model)
+        try:
+            model = Architecture.of(settings.model)
+        except InputError as error:
+            raise InputError(f"{self.path / SETTINGS}: model: {str(error).removeprefix('models: ')}") from None
         made = Client(settings.client, train, val, test, model, opt_in=opt_in, seed=self.seed, aim=agreed.aim)
         roster = agreed.roster()
         if not roster.partial or set(train.classes) == set(agreed.file.classes):

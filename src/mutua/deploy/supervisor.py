@@ -187,6 +187,8 @@ def words_of_entry(entry: SentEntry, folder: Path) -> str:
     match entry.verb:
         case "hello":
             return "the organiser begins a run, or goes on with it: this site is ready"
+        case "evaluate":
+            return f"evaluation: {sends}"
         case "finish" | "join":
             return f"the run is over here: {sends}; next: mutua deploy benefit {folder}"
     return f"{at}: {sends}"
