@@ -15,7 +15,7 @@ from mutua.errors import MutuaError
 from mutua.support import importing
 from mutua.support.processes import use_one_thread
 
-READY, WRONG = "ready", "wrong: "
+READY, SITE_WRONG = "ready", "wrong: "
 NOT_READY = "its data, model or settings are wrong; its own terminal says what"
 """All that leaves of a mistake in a site's folder."""
 
@@ -51,7 +51,7 @@ def work_at_site(folder: str, place: str, trusted: str) -> None:
     site = LoadedSite(folder)
     wrong = site.load()
     use_one_thread()
-    print(f"{WRONG}{wrong}" if wrong else READY, flush=True)
+    print(f"{SITE_WRONG}{wrong}" if wrong else READY, flush=True)
     serve_worker(Path(place), site.answer)
 
 

@@ -20,7 +20,7 @@ from mutua.deploy.flower_control import free_port
 from mutua.deploy.flower_processes import LAUNCHER_VARIABLE, flower_environment, install_clientapp, program
 from mutua.deploy.flower_signatures import LINE
 from mutua.deploy.site_folder import KEY, SiteFolder
-from mutua.deploy.site_worker import READY, WRONG
+from mutua.deploy.site_worker import READY, SITE_WRONG
 from mutua.engines.site import LEDGER
 from mutua.engines.site_socket import SOCKET_VARIABLE
 from mutua.errors import RunError
@@ -85,7 +85,7 @@ class Kept:
             assert self.process.stdout is not None
             with self.process.stdout as lines:
                 first = lines.readline().decode().strip()
-                if first.startswith(WRONG):
+                if first.startswith(SITE_WRONG):
                     self.say(first)
                     self.say(STAYS)
                 elif first != self.ready:
