@@ -98,7 +98,7 @@ def test_a_student_for_each_design_all_taught_by_all(
 
 
 def test_a_partial_global_is_refused(nets: SimpleNamespace, federate: Federate) -> None:
-    with pytest.raises(InputError, match=r"models.global.share: body; feddf merges whole models"):
+    with pytest.raises(InputError, match=r"models.global.share: a part, but feddf merges whole models"):
         FedDF().arrange(public(federate(global_model={"name": nets.plain, "share": "body"})))
 
 

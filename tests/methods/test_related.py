@@ -6,8 +6,12 @@ the batch, with a class missing, with a client that is never drawn, and more.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,6 +114,7 @@ NETS = ("plain", "normed")
 EVERY = pytest.mark.parametrize("row", ROWS, ids=str)
 BOTH = pytest.mark.parametrize("net", NETS)
 PLAN: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}, "evaluate_every": 4}
+PAGES = Path(__file__).parents[2] / "docs" / "methods"
 SIZES = (9, 13, 5)
 """In batches of four each client's last batch is a single sample."""
 
@@ -266,6 +271,17 @@ def test_what_is_reported_is_of_the_model_that_is_served(
         found = measure(client.predictor.model, client.client.test, client.client.task)
         for metric in ("accuracy", "loss"):
             assert result.history.last(client.id, "predictor", "test", metric) == found[metric], metric
+
+
+@pytest.mark.parametrize("name", sorted({row.name for row in ROWS}))
+def test_a_method_is_short_and_its_file_and_its_page_cite_the_paper(name: str) -> None:
+    file = Path(inspect.getfile(type(methods.of({"name": name}))))
+    text = file.read_text()
+    assert len(text.splitlines()) < 120
+    page = (PAGES / f"{name}.md").read_text()
+    paper = re.search(r"^Papers?: (\w+)", page, re.MULTILINE)
+    assert paper is not None and paper[1] in (ast.get_docstring(ast.parse(text)) or ""), "the paper's first author"
+    assert all(part in page for part in ("**Objective", "**When.**", "**Serving", "Opting out"))
 
 
 # What is opted out

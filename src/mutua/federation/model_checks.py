@@ -16,6 +16,7 @@ from mutua.errors import InputError, MutuaError, raised_at
 from mutua.federation.client import Client, build
 from mutua.federation.federation import Federation
 from mutua.models import Architecture, features, shared_names
+from mutua.models.narrow import fits
 
 
 class CheckedModels(NamedTuple):
@@ -68,6 +69,32 @@ def check_models(federation: Federation, needs_global: bool) -> CheckedModels:
                         "share less of the model (models.global.share) or give all inputs one size"
                     )
     return CheckedModels(tuple(notes), personal)
+
+
+def whole_global(federation: Federation, why: str) -> None:
+    """Refuse a partial global; `why` says what the method does with a whole one."""
+    if federation.partial:
+        raise InputError(f"models.global.share: a part, but {why}; share 'all'")
+
+
+def one_list_of_classes(federation: Federation, why: str) -> None:
+    """Refuse clients whose classes differ; `why` says what the method does that needs one list."""
+    if len({client.task.classes for client in federation.clients}) > 1:
+        raise InputError(f"clients have different classes, but {why}")
+
+
+def parts_of_global(federation: Federation, why: str, most: int) -> None:
+    """Refuse a client's model that is no part of the global, by layers and units; and too many designs."""
+    shared, designs = federation.global_model, {id(client.model): client for client in federation.clients[::-1]}
+    if len(designs) > most:
+        raise InputError(f"models.clients: {len(designs)} designs; {why} takes at most {most}")
+    for client in designs.values() if shared is not None else ():
+        assert shared is not None
+        try:
+            fits(build(shared, client, 0), build(client.model, client, 0))
+        except InputError as error:
+            what = f"its {client.model.title} is no part of the global's {shared.title}"
+            raise InputError(f"client {client.id}: {what}: {error}") from None
 
 
 def common_features(federation: Federation, why: str) -> int:

@@ -84,6 +84,12 @@ def weights_of(module: nn.Module) -> Tensors:
     }
 
 
+def parameters_of(module: nn.Module) -> Tensors:
+    """A copy of a model's parameters alone, without buffers such as running statistics."""
+    held = weights_of(module)
+    return {name: held[name] for name, _ in module.named_parameters()}
+
+
 def batch_normed(model: nn.Module) -> bool:
     """Whether any layer normalises over the batch."""
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())

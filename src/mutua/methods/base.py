@@ -19,7 +19,7 @@ from torch import nn
 
 from mutua.data.public import Public
 from mutua.data.targets import TaskKind
-from mutua.errors import InputError, Refused, suggest
+from mutua.errors import InputError, suggest
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.message import NUMBERS, Kind, Message, Part, Shares, weights
@@ -29,6 +29,7 @@ from mutua.learning import merging
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.schedules import Cosine, Linear, Listed, value
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
+from mutua.methods.checks import check_arrays_like
 from mutua.methods.participant import Participant
 from mutua.methods.promises import doubt, misspelt, promised
 from mutua.methods.server import Server
@@ -338,9 +339,7 @@ class Hub(Method):
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
         """The meme must be the global's in names, shapes and types, and finite."""
-        if "meme" not in reply:
-            raise Refused("it holds no weights 'meme'")
-        merging.check_weights(reply.arrays("meme"), self.global_for(server, client_id))
+        check_arrays_like(reply, "meme", "weights", self.global_for(server, client_id))
 
     def outliers(self, server: Server, replies: Mapping[str, Message]) -> dict[str, str]:
         """By option, memes that are much farther from the global than the others."""

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from mutua.errors import InputError, MutuaError, Refused, RunError, described, short_of_memory
 from mutua.federation.message import Kind, Message, Part
 from mutua.federation.store import State
+from mutua.learning import merging
 from mutua.methods.server import Server
+from mutua.support.tensor_files import Tensors
 
 # What a reply holds: `Refused` says what is wrong with it
 
@@ -24,6 +26,13 @@ def check_number(reply: Message, name: str, what: str, low: float, high: float) 
     if not low <= found <= high:
         raise Refused(f"its {what} {found} is outside [{low:g}, {high:.4g}]")
     return found
+
+
+def check_arrays_like(reply: Message, name: str, what: str, like: Tensors) -> None:
+    """Arrays of these names, shapes and types, and finite."""
+    if name not in reply:
+        raise Refused(f"it holds no {what} '{name}'")
+    merging.check_weights(reply.arrays(name), like)
 
 
 def check_rows(reply: Message, name: str, kind: Kind, classes: int, samples: int, where: str) -> Tensor:
@@ -50,6 +59,20 @@ def check_features(reply: Message, name: str, width: int) -> Tensor:
     if not bool(rows.isfinite().all()):
         raise Refused(f"its features '{name}' hold NaN or infinity")
     return rows
+
+
+def check_class_counts(reply: Message, name: str, named: set[str]) -> None:
+    """For each of these classes how many samples it has."""
+    counts = reply.arrays(name) if name in reply else {}
+    if counts.keys() != named or any(n.dim() or not 1 <= float(n) < torch.inf for n in counts.values()):
+        raise Refused(f"its {name} are not one number of samples for each prototype")
+
+
+def check_labels(reply: Message, name: str, classes: int, samples: int) -> None:
+    """The number of a class for each sample."""
+    labels = reply.arrays(name)[""] if name in reply else torch.empty(0)
+    if len(labels) != samples or bool((labels >= classes).any()):
+        raise Refused(f"its labels are not {samples} numbers below {classes}")
 
 
 def check_prototypes(reply: Message, name: str, classes: int, width: int) -> set[str]:

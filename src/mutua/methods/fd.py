@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mutua.errors import InputError, Refused
+from mutua.errors import Refused
 from mutua.federation.federation import Federation
 from mutua.federation.message import Kind, Message, Part, Shares
+from mutua.federation.model_checks import one_list_of_classes
 from mutua.federation.plan import Plan
+from mutua.learning.class_rows import class_means, rows_by_class
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Method, register
@@ -52,8 +54,7 @@ class FD(Method):
 
     def arrange(self, federation: Federation) -> Federation:
         """All clients must have one list of classes: a row has a number for each."""
-        if len({client.task.classes for client in federation.clients}) > 1:
-            raise InputError("models.global.share: clients have different classes, but fd needs one list for all")
+        one_list_of_classes(federation, "fd needs one list for all")
         return super().arrange(federation)
 
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
@@ -79,14 +80,13 @@ class FD(Method):
         if not client.takes_part:
             return None
         said = client.predict(client.model("personal"), samples)
-        means = {client.task.classes[c]: said[samples.y == c].mean(0) for c in samples.y.unique().tolist()}
+        means = class_means(said, samples.y, client.task.classes)
         return Message(rows=Part(Kind.PROBABILITIES, means))
 
     def rows(self, client: Participant, brief: Message | None) -> Tensor:
         """The brief's rows by class, matched by name; zeros for a class without one."""
-        given, classes = {} if brief is None else brief.arrays("rows"), client.task.classes
-        nothing = torch.zeros(len(classes))
-        return torch.stack([given.get(name, nothing) for name in classes]).to(client.device)
+        sent, classes = {} if brief is None else brief.arrays("rows"), client.task.classes
+        return rows_by_class(sent, classes, len(classes))[0].to(client.device)
 
     def brief(self, server: Server, round: int, client_id: str) -> Message | None:
         """By label, the mean of the others' last rows; the client's own are left out."""

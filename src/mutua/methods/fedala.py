@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
+from mutua.federation.model_checks import whole_global
 from mutua.learning.trainer import Batch, whole_batch
 from mutua.methods.base import register
 from mutua.methods.fedavg import Averaging
@@ -42,10 +42,7 @@ class FedALA(Averaging):
 
     def arrange(self, federation: Federation) -> Federation:
         """The global must be whole: its last layers are merged, and an adaptor is nobody else's."""
-        if federation.partial:
-            raise InputError(
-                "models.global.share: a part, but fedala merges the global's last layers; share 'all'"
-            )
+        whole_global(federation, "fedala merges the global's last layers")
         return super().arrange(federation)
 
     def models(self, client: Participant, brief: Message | None) -> dict[str, nn.Module]:

@@ -9,11 +9,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mutua.errors import InputError
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
-from mutua.federation.model_checks import global_features
+from mutua.federation.model_checks import global_features, whole_global
 from mutua.methods.base import register, supervised
 from mutua.methods.fedavg import Averaging
 from mutua.methods.participant import Participant
@@ -39,10 +38,7 @@ class FedBABU(Averaging):
 
     def arrange(self, federation: Federation) -> Federation:
         """The head is the same for all, so the global must be whole; and it must have a head."""
-        if federation.partial:
-            raise InputError(
-                "models.global.share: a part, but fedbabu trains bodies under one head for all; share 'all'"
-            )
+        whole_global(federation, "fedbabu trains bodies under one head for all")
         if global_features(federation, self.name) and federation.global_model is not None:
             module = build(federation.global_model, federation.clients[0], 0)
             shared_names(module, "body", "models.global: fedbabu trains bodies, and it has")

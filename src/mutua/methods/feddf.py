@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
+from mutua.federation.model_checks import whole_global
 from mutua.federation.module_pool import weights_of
 from mutua.learning.optimizers import Adam, Optimizer
 from mutua.learning.schedules import Cosine
@@ -51,13 +51,8 @@ class FedDF(Averaging):
 
     def arrange(self, federation: Federation) -> Federation:
         """Models are whole: the server asks every meme what it says of public data."""
-        federation = super().arrange(federation)
-        shared = federation.global_model
-        if shared is not None and shared.share != "all":
-            raise InputError(
-                f"models.global.share: {shared.share}; {self.name} merges whole models, so leave it out"
-            )
-        return federation
+        whole_global(federation, "feddf merges whole models")
+        return super().arrange(federation)
 
     def open(self, server: Server) -> None:
         """A first global of every design that clients have declared."""
@@ -95,6 +90,7 @@ class FedDF(Averaging):
         if not self.distil_steps:
             return
         assert server.public is not None
+        optimizer, steps, size = self.distil_optimizer, self.distil_steps, self.distil_batch
         samples = server.public.whole.in_memory()
         teachers = [server.build(memes[client], client) for client in memes]
         said = torch.stack([server.outputs(teacher, samples) for teacher in teachers]).mean(0)
@@ -106,14 +102,7 @@ class FedDF(Averaging):
         for group in [name for name in server.state if name.startswith("global")]:
             client = next((client for client, its in groups.items() if its == group), None)
             student = server.build(server.state[group], client)
-            server.fit(
-                distil,
-                {"student": student},
-                samples,
-                optimizer=self.distil_optimizer,
-                steps=self.distil_steps,
-                batch_size=self.distil_batch,
-            )
+            server.fit(distil, {"student": student}, samples, optimizer=optimizer, steps=steps, batch_size=size)
             server.state[group] = weights_of(student)
 
     def evaluated(self, client: Participant, brief: Message | None) -> Mapping[str, nn.Module]:

@@ -11,15 +11,15 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from mutua.errors import Refused
 from mutua.federation.federation import Federation
 from mutua.federation.message import Kind, Message, Part, Shares
 from mutua.federation.model_checks import common_features
 from mutua.federation.plan import Plan
+from mutua.learning.class_rows import class_means, class_sums, rows_by_class
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Method, register
-from mutua.methods.checks import check_prototypes
+from mutua.methods.checks import check_class_counts, check_prototypes
 from mutua.methods.participant import Participant
 from mutua.methods.server import Server
 from mutua.models import features
@@ -52,11 +52,9 @@ class FedProto(Method):
 
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
         """One vector for each class."""
-        vector = torch.empty(common_features(federation, self.name))
-        reply = {"prototypes": Part(Kind.PROTOTYPES, dict.fromkeys(federation.classes, vector))}
-        if self.weights == "samples":
-            reply["class_counts"] = Part(Kind.METRIC, dict.fromkeys(federation.classes, torch.tensor(0.0)))
-        return Message(**reply).nbytes
+        width, names = common_features(federation, self.name), federation.classes
+        each = {"prototypes": torch.empty(width), "class_counts": torch.tensor(0.0)}
+        return Message(**{n: Part(kind, dict.fromkeys(names, each[n])) for n, kind in self.shares.items()}).nbytes
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """Eq. (7): CE + λ·mean (z − P̄_y)², to which a sample without a prototype adds nothing."""
@@ -78,41 +76,32 @@ class FedProto(Method):
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """Fit, then Eq. (3): P_c is the mean feature of all own samples of c, by the trained model."""
-        model, y = client.model("personal"), client.train.y
+        model = client.model("personal")
         prototypes, known = self.table(client, brief)
         client.fit(self.objective, {"personal": model}, given={"prototypes": prototypes, "known": known})
-        z = client.features(model, client.train)
-        held = {client.task.classes[c]: y == c for c in y.unique().tolist()}
-        reply = {"prototypes": Part(Kind.PROTOTYPES, {name: z[of].mean(0) for name, of in held.items()})}
-        if self.weights == "samples":
-            counts = {name: of.sum().to(z.dtype) for name, of in held.items()}
-            reply["class_counts"] = Part(Kind.METRIC, counts)
-        return Message(**reply)
+        z, y, classes = client.features(model, client.train), client.train.y, client.task.classes
+        ones = torch.ones_like(z[:, 0])
+        sent = {"prototypes": class_means(z, y, classes), "class_counts": class_sums(ones, y, classes)}
+        return Message(**{name: Part(kind, sent[name]) for name, kind in self.shares.items()})
 
     def table(self, client: Participant, brief: Message | None) -> tuple[Tensor, Tensor]:
         """The client's classes' prototypes as rows, matched by name, and for which of them there is one."""
-        sent = {} if brief is None else brief.arrays("prototypes")
-        nothing = torch.zeros_like(next(iter(sent.values()))) if sent else torch.zeros(1)
-        rows = torch.stack([sent.get(name, nothing) for name in client.task.classes])
-        return rows, torch.tensor([name in sent for name in client.task.classes])
+        return rows_by_class({} if brief is None else brief.arrays("prototypes"), client.task.classes)
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
         """One finite vector for each class that the client has, all of one width."""
         named = check_prototypes(reply, "prototypes", server.classes, server.width(client_id))
-        counts = reply.arrays("class_counts") if "class_counts" in reply else {}
-        if self.weights == "samples" and (counts.keys() != named or not all(_counts(n) for n in counts.values())):
-            raise Refused("its class_counts are not one number of samples for each prototype")
+        if self.weights == "samples":
+            check_class_counts(reply, "class_counts", named)
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """Eq. (6): by class, the mean over the clients that have it; what nobody sent stays as it was."""
         known = dict(server.state.get("prototypes", {}))
         for name in sorted({name for reply in replies.values() for name in reply.arrays("prototypes")}):
             having = [reply for reply in replies.values() if name in reply.arrays("prototypes")]
-            vectors = torch.stack([reply.arrays("prototypes")[name] for reply in having])
-            counts = (
-                [reply.arrays("class_counts")[name] for reply in having] if self.weights == "samples" else None
-            )
-            share = torch.ones(len(having)) if counts is None else torch.stack(counts)
+            vectors, share = torch.stack([r.arrays("prototypes")[name] for r in having]), torch.ones(len(having))
+            if self.weights == "samples":
+                share = torch.stack([r.arrays("class_counts")[name] for r in having])
             known[name] = (share / share.sum()).to(vectors.dtype) @ vectors
         server.state["prototypes"] = known
 
@@ -123,12 +112,7 @@ class FedProto(Method):
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The class of the nearest prototype, among the classes that the client has; by option the own head."""
         rows, known = self.table(client, brief)
-        own = torch.zeros(len(known), dtype=torch.bool)
-        own[client.train.y.unique()] = True
+        own = torch.isin(torch.arange(len(known)), client.train.y)
         if self.serve == "head" or not (own & known).any():
             return client.model("personal")
         return client.composite(NearestPrototype(rows, own & known), model=client.model("personal"))
-
-
-def _counts(number: Tensor) -> bool:
-    return number.dim() == 0 and bool(number >= 1) and bool(number.isfinite())

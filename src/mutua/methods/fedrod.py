@@ -11,10 +11,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import nn
 
-from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
-from mutua.federation.model_checks import global_features
+from mutua.federation.model_checks import global_features, whole_global
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import register
@@ -43,8 +42,7 @@ class FedRoD(Averaging):
 
     def arrange(self, federation: Federation) -> Federation:
         """The generic head is everybody's, so the global must be whole; and it must have features."""
-        if federation.partial:
-            raise InputError("models.global.share: a part, but fedrod shares its generic head; share 'all'")
+        whole_global(federation, "fedrod shares its generic head")
         global_features(federation, self.name)
         return super().arrange(federation)
 

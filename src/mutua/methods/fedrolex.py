@@ -8,23 +8,20 @@ clients" (`window: static`, and the scaling of hidden layers while a part of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
-from mutua.errors import InputError
-from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.message import Kind, Message, Part, weights
+from mutua.federation.model_checks import parts_of_global, whole_global
 from mutua.learning.part_merging import MOST_KINDS, HeldPart, merge_parts
 from mutua.methods.base import register
 from mutua.methods.fedavg import Averaging
 from mutua.methods.participant import Participant
 from mutua.methods.server import Server
-from mutua.models.narrow import Positions, Window, filled, fits, narrowed, places, window
+from mutua.models.narrow import Positions, Window, filled, narrowed, places, scaled_up, times_narrower, window
 from mutua.seeds import public, torch_stream
 from mutua.support.tensor_files import Tensors
 
@@ -50,35 +47,16 @@ class FedRolex(Averaging):
 
     def arrange(self, federation: Federation) -> Federation:
         """Every client's model must be a part of the global: the same layers, as wide or narrower."""
-        federation = super().arrange(federation)
-        if federation.partial:
-            raise InputError("models.global.share: a part, but fedrolex cuts whole models; share 'all'")
-        shared, designs = (
-            federation.global_model,
-            {id(client.model): client for client in federation.clients[::-1]},
-        )
-        if len(designs) > MOST_KINDS:
-            raise InputError(f"models.clients: {len(designs)} designs; fedrolex takes at most {MOST_KINDS}")
-        for client in designs.values() if shared is not None else ():
-            assert shared is not None
-            try:
-                fits(build(shared, client, 0), build(client.model, client, 0))
-            except InputError as error:
-                own, whole = client.model.title, shared.title
-                raise InputError(
-                    f"client {client.id}: its {own} is no part of the global's {whole}: {error}"
-                ) from None
-        return federation
-
-    # On the server
+        whole_global(federation, "fedrolex cuts whole models")
+        parts_of_global(federation, self.name, MOST_KINDS)
+        return super().arrange(federation)
 
     def held(self, server: Server, round: int, client_id: str) -> Positions:
         """Where what the client trains in this round is in the global."""
 
         def units(layer: str, of: int, many: int) -> Tensor:
-            return window(
-                self.window, of, many, round, torch_stream(public(server.seed), "fedrolex", round, layer)
-            )
+            stream = torch_stream(public(server.seed), "fedrolex", round, layer)
+            return window(self.window, of, many, round, stream)
 
         return places(server.blank(), server.blank(client_id), units)
 
@@ -92,9 +70,8 @@ class FedRolex(Averaging):
         if round > server.rounds:
             return Message(**{"global": weights(shared)})
         part = narrowed(shared, self.held(server, round, client_id))
-        times = {name: len(shared[name]) / len(array) for name, array in part.items() if array.dim() > 1}
-        scales = {name.removesuffix(".weight"): torch.tensor(more) for name, more in times.items() if more != 1}
-        told = {"scale": Part(Kind.CONTROL, scales)} if scales and self.scale else {}
+        scales = times_narrower(shared, part) if self.scale else {}
+        told = {"scale": Part(Kind.CONTROL, scales)} if scales else {}
         return Message(**{"global": weights(part)}, **told)
 
     def forked_from(self, server: Server, client_id: str, reply: Message) -> Tensors:
@@ -111,14 +88,10 @@ class FedRolex(Averaging):
         """Each number of the global: of those who held it, else as it was."""
         first = {id(server.models[client]): client for client in replies}
         held = {design: self.held(server, server.round, client) for design, client in first.items()}
-        counts = dict(zip(replies, self.merge_weights(replies), strict=True))
-        parts = [
-            HeldPart(reply.arrays("meme"), held[id(server.models[client])], counts[client])
-            for client, reply in replies.items()
-        ]
+        where = [held[id(server.models[client])] for client in replies]
+        memes = [reply.arrays("meme") for reply in replies.values()]
+        parts = list(map(HeldPart, memes, where, self.merge_weights(replies)))
         server.state["global"] = merge_parts(self.combine, parts, server.state["global"])
-
-    # On a client
 
     @property
     def made_at_end(self) -> bool:
@@ -131,11 +104,8 @@ class FedRolex(Averaging):
 
     def train(self, client: Participant, brief: Message | None) -> Message | None:
         """FedAvg's client; what narrower layers give is scaled up while they train, as dropout does."""
-        layers = dict(client.fork(brief, like="own").named_modules())
-        with ExitStack() as stack:
-            for name, times in brief.arrays("scale").items() if brief is not None and "scale" in brief else ():
-                hook = layers[name].register_forward_hook(partial(_scaled, float(times)))
-                stack.callback(hook.remove)
+        told = brief.arrays("scale") if brief is not None and "scale" in brief else {}
+        with scaled_up(client.fork(brief, like="own"), told):
             return super().train(client, brief)
 
     def evaluated(self, client: Participant, brief: Message | None) -> Mapping[str, nn.Module]:
@@ -146,7 +116,3 @@ class FedRolex(Averaging):
         """In the end the global, or what it was tuned to; before, the part that the client trains next."""
         whole = client.round > client.plan.rounds
         return super().predictor(client, brief) if whole else client.fork(brief, like="own")
-
-
-def _scaled(times: float, layer: nn.Module, given: Any, output: Tensor) -> Tensor:
-    return output * times if layer.training else output

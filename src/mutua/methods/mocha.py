@@ -10,18 +10,19 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mutua.errors import InputError, Refused
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.message import Kind, Message, Shares, number, weights
+from mutua.federation.model_checks import whole_global
+from mutua.federation.module_pool import parameters_of
 from mutua.federation.plan import Plan
-from mutua.learning import merging
 from mutua.learning.relation import Relation, task_relation
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
 from mutua.methods.base import Method, register
+from mutua.methods.checks import check_arrays_like
 from mutua.methods.participant import Participant
 from mutua.methods.server import Server
 
@@ -50,14 +51,13 @@ class Mocha(Method):
 
     def arrange(self, federation: Federation) -> Federation:
         """Models are compared number by number: all of one design, that of `models.global`, and whole."""
-        if federation.partial:
-            raise InputError("models.global.share: a part, but mocha compares whole models; share 'all'")
+        whole_global(federation, "mocha compares whole models")
         return super().arrange(federation)
 
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
         """The parameters of a model."""
-        assert federation.global_model is not None
-        return Message(model=weights(_parameters(build(federation.global_model, federation.clients[0], 0)))).nbytes
+        one = build(federation.clients[0].model, federation.clients[0], 0)
+        return Message(model=weights(parameters_of(one))).nbytes
 
     def objective(self, models: Models, batch: Batch, hp: Numbers) -> Terms:
         """CE + λ(Ω_kk‖w‖² + 2⟨w, b_k⟩): what w_k has in λ·tr(WΩWᵀ), where b_k = Σ_{j≠k} Ω_kj·w_j."""
@@ -78,15 +78,11 @@ class Mocha(Method):
         client.numbers.others = {name: array.to(client.device) for name, array in b.items()}
         model = client.model("personal")
         client.fit(self.objective, {"personal": model}, samples=client.opted_in)
-        return Message(model=weights({name: array.cpu() for name, array in _parameters(model).items()}))
+        return Message(model=weights(parameters_of(model)))
 
     def open(self, server: Server) -> None:
         """No models yet: the names and shapes of what is to come."""
-        assert server.model is not None
-        made = server.model.build(
-            channels=server.channels, size=server.size, classes=server.classes, seed=0, input=server.input
-        )
-        server.state["nothing"] = {name: torch.zeros_like(p) for name, p in _parameters(made).items()}
+        server.state["nothing"] = {name: torch.zeros_like(p) for name, p in parameters_of(server.blank()).items()}
 
     def brief(self, server: Server, round: int, client_id: str) -> Message | None:
         """b_k and Ω_kk; before a client was heard Ω is as if all were alike in length and unlike in direction."""
@@ -102,9 +98,7 @@ class Mocha(Method):
 
     def check(self, server: Server, client_id: str, reply: Message) -> None:
         """Finite parameters of the one design."""
-        if "model" not in reply:
-            raise Refused("it holds no weights 'model'")
-        merging.check_weights(reply.arrays("model"), server.state["nothing"])
+        check_arrays_like(reply, "model", "weights", server.state["nothing"])
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """Ω of everybody's last model."""
@@ -116,10 +110,6 @@ class Mocha(Method):
     def predictor(self, client: Participant, brief: Message | None) -> nn.Module:
         """The personal model."""
         return client.model("personal")
-
-
-def _parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def _heard(server: Server) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from mutua.errors import InputError
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
+from mutua.federation.model_checks import whole_global
 from mutua.learning.optimizers import Adam, Optimizer
 from mutua.learning.schedules import Schedule, within
 from mutua.learning.trainer import Batch, Models, Numbers, Terms
@@ -41,8 +41,7 @@ class PFedBayes(Averaging):
 
     def arrange(self, federation: Federation) -> Federation:
         """Every weight of all models becomes a normal distribution."""
-        if federation.partial:
-            raise InputError("models.global.share: a part, but pfedbayes compares whole models; share 'all'")
+        whole_global(federation, "pfedbayes compares whole models")
         federation = super().arrange(federation)
         shared = federation.global_model
         if shared is None:  # which is refused with a word for all methods that share a model

@@ -13,15 +13,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from mutua.errors import InputError, Refused
 from mutua.federation.client import build
 from mutua.federation.federation import Federation
 from mutua.federation.message import Kind, Message, Part, Shares
+from mutua.federation.model_checks import whole_global
 from mutua.federation.plan import Plan
-from mutua.learning import merging
 from mutua.learning.displacement import flat
 from mutua.learning.schedules import Schedule, within
 from mutua.methods.base import register
+from mutua.methods.checks import check_arrays_like
 from mutua.methods.fedavg import Averaging
 from mutua.methods.participant import Participant
 from mutua.methods.server import Server
@@ -49,8 +49,7 @@ class Scaffold(Averaging):
 
     def arrange(self, federation: Federation) -> Federation:
         """Every parameter has a control, so the global must be whole."""
-        if federation.partial:
-            raise InputError("models.global.share: a part, but scaffold corrects whole models; share 'all'")
+        whole_global(federation, "scaffold corrects whole models")
         return super().arrange(federation)
 
     def reply_bytes(self, federation: Federation, plan: Plan) -> int:
@@ -92,9 +91,7 @@ class Scaffold(Averaging):
     def check(self, server: Server, client_id: str, reply: Message) -> None:
         """Besides the meme, a finite change of the control."""
         super().check(server, client_id, reply)
-        if "control" not in reply:
-            raise Refused("it holds no control 'control'")
-        merging.check_weights(reply.arrays("control"), server.state["control"])
+        check_arrays_like(reply, "control", "control", server.state["control"])
 
     def merge(self, server: Server, replies: Mapping[str, Message]) -> None:
         """Eq. (5): x ← x + η_g·mean(y_k − x), c ← c + (|S|/N)·mean(Δc_k): who is not drawn keeps its control."""

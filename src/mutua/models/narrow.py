@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -94,6 +96,28 @@ def narrowed(arrays: Tensors, where: Positions) -> Tensors:
             array = array.index_select(dimension, chosen)
         found[name] = array.clone() if array is arrays[name] else array
     return found
+
+
+def times_narrower(arrays: Tensors, part: Tensors) -> Tensors:
+    """By layer, how many times as many units a wide model has, where it has more than this part of it."""
+    times = {name: len(arrays[name]) / len(array) for name, array in part.items() if array.dim() > 1}
+    return {name.removesuffix(".weight"): torch.tensor(more) for name, more in times.items() if more != 1}
+
+
+@contextmanager
+def scaled_up(model: nn.Module, times: Tensors) -> Iterator[None]:
+    """In here these layers give so many times as much while they train, as under dropout."""
+
+    def scaled(more: float, layer: nn.Module, given: object, output: Tensor) -> Tensor:
+        return output * more if layer.training else output
+
+    layers = dict(model.named_modules())
+    hooks = [layers[name].register_forward_hook(partial(scaled, float(more))) for name, more in times.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def grid(along: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
