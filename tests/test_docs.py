@@ -502,7 +502,9 @@ def test_the_page_of_reproductions_says_what_mutua_would_write_now() -> None:
     made = [node for node in ast.walk(SOURCES["reports/reproduction_tables.py"]) if isinstance(node, ast.Constant)]
     texts = [node.value for node in made if isinstance(node.value, str) and node.value.count("\n") > 1]
     opening, over_clients = sorted((text for text in texts if text[0] in "#O"), key=len, reverse=True)
-    assert page.startswith(opening) and page.count(over_clients) == page.count("\n## ")
+    assert page.startswith(opening)
+    for paper in page.split("\n## ")[1:]:  # an item with measures of its own has a table of these instead
+        assert (over_clients in paper) != (", mean and deviation over " in paper), paper[:20]
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)

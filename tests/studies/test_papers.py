@@ -25,6 +25,7 @@ ITEMS = {
     "mixture": "table-2 figure-2 figure-3 figure-4 figure-5",
     "fedh2l": "table-2 table-3 table-4 table-5 table-6 table-7 table-8 figure-1 figure-2 "
     "claim-bandwidth claim-bandwidth-growth",
+    "flamby": "heart-disease",
     "related": "personalised heterogeneous clustered",
     "no-regret": "confirmation heart-disease pacs",
     "fmlu": "table-1 table-2 table-3 table-4 figure-2 figure-3",

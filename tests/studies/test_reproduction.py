@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 from scipy import stats as scipy_stats
 
-from mutua import InputError
+from mutua import InputError, Recipe
 from mutua.learning.headline import ACCURACY
 from mutua.studies.measures import Measure, RunNumbers
 from mutua.studies.papers import items
@@ -321,6 +322,50 @@ def test_a_page_is_of_the_items_as_they_are_now(reproduced: Command, tmp_path: P
     done = reproduced("reproduce", "--write", "page.md", "--out", "out")
     assert done.code == 0 and "ours/table-1: --out: out/ours/table-1/FedAvg-small-0 is of another" in done.err
     assert (tmp_path / "page.md").read_text().count("| not run |") == 3
+
+
+def test_numbers_of_the_same_data_are_compared_as_they_are(reproduced: Command, tmp_path: Path) -> None:
+    """And a client that has all data in one place has a number for each domain."""
+    names = ("east", "north", "south")
+    tree = item(
+        {"data": "hospitals", "partition": {"kind": "domains"}, "models": {"global": "linear"}, "rounds": 2},
+        grid={"method": {"pooled": {"method": "centralised"}}},
+        laptop={"cut": ["nothing"]},
+        published={
+            "same_data": True,
+            "doubt": "One split.",
+            "values": [{"cell": {"method": "pooled"}, "measure": "predictor(north)", "value": 16}],
+        },
+        measures=[f"predictor({' '.join(names)})", "predictor"],
+    )
+    (items.FOLDER / "ours" / "same.yaml").write_text(yaml.safe_dump(tree))
+    done = reproduced("reproduce", "ours/same", "--seeds", "3", *OUT)
+    assert done.code == 0, done.err
+    record = json.loads((tmp_path / "out/ours/same/reproduction.json").read_text())
+    by_hand: dict[str, list[float]] = {}
+    for seed in range(3):
+        run = tmp_path / f"out/ours/same/pooled-{seed}"
+        weights = load_file(run / "clients/pooled/personal.safetensors")
+        for client in Recipe.load(run / "recipe.yaml").federation().clients:  # as they are before they are pooled
+            x = client.test.preprocess(client.test.x)
+            hits = (x @ weights["head.weight"].T + weights["head.bias"]).argmax(1) == client.test.y
+            by_hand.setdefault(client.id, []).append(100 * float(hits.float().mean()))
+    rows = {(row["cell"], row["measure"]): row for row in record["values"]}
+    north = rows["pooled", "predictor(north)"]
+    assert north["ours"] == pytest.approx(fmean(by_hand["north"]))
+    wide = stdev(by_hand["north"]) * math.sqrt(1 + 1 / 3)
+    ends = scipy_stats.t.interval(0.95, 2, fmean(by_hand["north"]), wide)
+    ends = max(ends[0], 0), min(ends[1], 100)
+    assert north["interval"] == pytest.approx(list(ends))
+    assert north["verdict"] == ("holds" if ends[0] <= 16 <= ends[1] else "does not hold")
+    [measured] = [row for row in record["measured"] if row["cell"] == "pooled"]
+    over, whole = measured["values"].values()
+    assert over[0] == pytest.approx(fmean(fmean(by_hand[name]) for name in names))
+    assert whole[0] != pytest.approx(over[0])  # over patients, not over hospitals
+    assert reproduced("reproduce", "--write", "page.md", "--out", "out").code == 0
+    page = (tmp_path / "page.md").read_text()
+    assert f"| pooled | predictor(north) | 16.00 | {north['ours']:.2f} ±" in page
+    assert f"{ends[0]:.2f} to {ends[1]:.2f} | {north['verdict']} |" in page and "One split." in page
 
 
 # Studies of our own: measures of every cell, and what validation chooses

@@ -37,6 +37,16 @@ def test_mean_and_deviation() -> None:
     assert Spread.of([]) == Spread.of([None]) == Spread(None, None, 0)
 
 
+def test_what_one_more_value_would_be() -> None:
+    values, rng = [0.1, 0.5, 0.9, 0.4], np.random.default_rng(0)
+    wide = np.std(values, ddof=1) * np.sqrt(1 + 1 / 4)
+    assert Spread.of(values).next == pytest.approx(scipy_stats.t.interval(0.95, 3, np.mean(values), wide))
+    assert Spread.of([0.3]).next is None
+    drawn = rng.normal(size=(4000, 6))  # by simulation: of 6 draws the first 5 tell where the last is
+    ends = np.array([Spread.of(row[:5].tolist()).next for row in drawn])
+    assert np.mean((ends[:, 0] <= drawn[:, 5]) & (drawn[:, 5] <= ends[:, 1])) == pytest.approx(0.95, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "verdict", "n"),
     [

@@ -285,11 +285,13 @@ def texts(names: np.ndarray) -> np.ndarray:
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
-    """The samples of all parts, which must have the same classes."""
+    """The samples of all parts, which must have the same classes; with domains if all parts have the same list."""
     if any(part.preprocess != parts[0].preprocess for part in parts):
         parts = [replace(p, x=transformed(p.x, p.preprocess), preprocess=p.preprocess.applied) for p in parts]
     x, y = joined([p.x for p in parts]), torch.cat([p.y for p in parts])
-    return replace(parts[0], x=x, y=y, domain=None, domains=(), opted_out=None, group=None)
+    held = [part.domain for part in parts if part.domain is not None and part.domains == parts[0].domains]
+    known = {"domain": torch.cat(held)} if len(held) == len(parts) else {"domain": None, "domains": ()}
+    return replace(parts[0], x=x, y=y, **known, opted_out=None, group=None)  # type: ignore[arg-type]
 
 
 def known_classes(parts: Sequence[tuple[Samples, Tensor | None]]) -> tuple[str, ...]:

@@ -53,11 +53,11 @@ def show_reproduction(done: Reproduction, minutes: float) -> None:
     console.say(f"\n{done.name} ({item.where}): {item.title}")
     console.say(f"scale {done.scale}, {seeds}{cut}\n")
     # At another scale only differences can be compared, and a reader of the numbers alone must see that.
-    beside = "paper" if done.scale == "paper" else "paper (not comparable in level)"
-    table = console.table(["cell", "measure"], [beside, "ours"])
+    same = item.published.same_data
+    beside = "paper" if same or done.scale == "paper" else "paper (not comparable in level)"
+    table = console.table(["cell", "measure"], [beside, "ours", *(_SAME if same else [])])
     for row in done.table:
-        paper = _number(row.paper, row.paper_spread, row.measure)
-        table.add_row(row.cell, row.measure, paper, _number(row.ours, row.ours_sd, row.measure))
+        table.add_row(*_beside(asdict(row), same))
     if done.table or not done.measured:
         console.out.print(table)
     rule = item.published.selection or "not said"
@@ -106,6 +106,36 @@ def _measured_sheet(item: Item, rows: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet("measures", heads, body, remarks=remarks, left=1 + len(choose), most=len(body))
 
 
+_SAME = ["one more split, 95 %", "the paper's number"]
+
+
+def _beside(row: Mapping[str, Any], same: bool) -> list[str]:
+    """A number of the paper beside ours and, of the same data, whether it is like ours."""
+    measure, ends = row["measure"], row["interval"]
+    told = [_number(row["paper"], row["paper_spread"], measure), _number(row["ours"], row["ours_sd"], measure)]
+    between = "–" if ends is None else f"{ends[0]:{_digits(measure)}} to {ends[1]:{_digits(measure)}}"
+    return [row["cell"], measure, *told, *([between, row["verdict"] or "–"] if same else [])]
+
+
+def _levels(records: Mapping[str, dict[str, Any] | None]) -> list[str]:
+    """A table for each item whose paper has the same data."""
+    parts = []
+    for name, record in records.items():
+        if record is None or not load_item(name).published.same_data:
+            continue
+        heads = ["cell", "measure", "paper", "ours", *_SAME]
+        rows = [_line(*_beside(row, True)) for row in record["values"]]
+        remark = (
+            "A number of the paper *holds* if it is what one more split of the same data would give, by the mean "
+            "and the deviation over ours (95 %, Student's t)."
+        )
+        title = f"{name.partition('/')[2]}, the paper's numbers beside ours:"
+        table = "\n".join([_line(*heads), "|" + "---|" * len(heads), *rows])
+        doubt = f"{remark} {record['doubt']}" if record["doubt"] else remark
+        parts.append(f"{title}\n\n{table}\n\n{doubt}\n")
+    return parts
+
+
 def _number(value: float | None, spread: float | None, measure: str) -> str:
     """A number in its unit, with its spread."""
     if value is None:
@@ -134,7 +164,7 @@ def reproduction_page(out: PathLike) -> str:
     parts = [_PAGE, _totals(records)]
     for paper in by_paper:
         mine = {name: record for name, record in records.items() if name.startswith(f"{paper}/")}
-        parts += [f"## {paper}\n", _rows(mine), _cuts(mine), *_measures(mine), _clients(mine)]
+        parts += [f"## {paper}\n", _rows(mine), _cuts(mine), *_levels(mine), *_measures(mine), _clients(mine)]
     return "\n".join(part for part in parts if part)
 
 
@@ -157,7 +187,9 @@ def _totals(records: Mapping[str, dict[str, Any] | None]) -> str:
 
 
 def _rows(records: Mapping[str, dict[str, Any] | None]) -> str:
-    head = "| item | claim | paper (not comparable in level) | ours | difference | verdict | seeds | minutes |"
+    same = all(load_item(name).published.same_data for name in records)
+    beside = "paper" if same else "paper (not comparable in level)"
+    head = f"| item | claim | {beside} | ours | difference | verdict | seeds | minutes |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for name, record in records.items():
         item = load_item(name)

@@ -157,6 +157,14 @@ class ClientResult(FinishedClient):
         hits = self._tested(model).argmax(1) == self.client.test.y
         return "".join("1" if hit else "0" for hit in hits.tolist())
 
+    def by_domain(self, hits: str) -> dict[str, tuple[int, int]]:
+        """Where the test samples are of several domains: of each how many, and how many of these are `right`."""
+        test = self.client.test
+        if test.domain is None or len(found := test.domain.unique().tolist()) < 2:
+            return {}
+        of = {d: [hit for hit, k in zip(hits, test.domain.tolist(), strict=True) if k == d] for d in found}
+        return {test.domains[d]: (marks.count("1"), len(marks)) for d, marks in of.items()}
+
     def confusion_cells(self, model: nn.Module | None = None) -> list[list[int]]:
         """The same without its zeros: true class, predicted class, count."""
         return metrics.confusion_counts(self._tested(model), self.client.test.y)

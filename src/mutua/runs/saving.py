@@ -81,6 +81,8 @@ def _put_client(files: AtomicFiles, place: Path, client: ClientResult, modules: 
     # Without its zeros: a matrix of thousands of classes would be larger than what may be read again.
     classes, cells = list(client.client.train.classes), client.confusion_cells(model)
     table = {"classes": classes, "cells": cells, "right": client.right(model)}
+    if domains := client.by_domain(str(table["right"])):
+        table["domains"] = domains
     text = to_json(table, indent=None) + "\n"
     if len(text) <= safe_reading.MAX_TEXT_BYTES:  # otherwise there is none, as docs/runs.md says
         files.write(place / "confusion.json", text)

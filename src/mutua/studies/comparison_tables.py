@@ -13,7 +13,6 @@ from mutua.studies.measures import (
     alone_counterpart,
     alone_of_other_length,
     not_compared,
-    trained_longer,
 )
 from mutua.studies.statistics import better_or_worse
 from mutua.studies.summaries import Summaries, never_trained
@@ -124,3 +123,11 @@ def _seeds(summary: Summary) -> str:
     counts = [len(found["values"]) for row in summary.values() for found in row[metric].values()]
     fewest, most = min(counts), max(counts)
     return several(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+
+
+def trained_longer(label: str) -> str:
+    """What to know where clients train on after the last round, and those alone did not."""
+    return (
+        f"{label}: trained on after the last round until validation says stop; alone did not; to be fair to "
+        "it, compare with independent:patience=10"
+    )

@@ -21,7 +21,7 @@ from mutua.recipe.recipe import Recipe
 from mutua.rounds.history import History
 from mutua.runs.folder import RunFolder
 from mutua.runs.result import Result
-from mutua.studies.paired_clients import below, worst_tenth
+from mutua.studies.paired_clients import below, by_domain, worst_tenth
 from mutua.support.configuration import PathLike
 
 _CURVES = ("global", "predictor", "global_own")
@@ -209,6 +209,8 @@ class RunNumbers:
             values = {client: value for client, value in values.items() if client in among}
         whole = " ".join(asked.clients)  # an id may have a space in it
         names = (whole,) if whole in values else asked.clients or tuple(values)
+        if asked.name == "predictor" and not values.keys() >= {*names}:
+            values = values | by_domain(Path(self.path))
         wanted = {client: values[client] for client in names if client in values}
         if not wanted or len(wanted) < len(names):
             return None
@@ -368,14 +370,6 @@ def not_compared(label: str, run: ComparableRun, rival: ComparableRun) -> str:
     return (
         f"{label}: not compared with its clients alone, who train for {rival.length} instead of {run.length}; "
         "compare runs of the same length (mutua run --resume DIR --rounds N makes one longer)"
-    )
-
-
-def trained_longer(label: str) -> str:
-    """What to know where clients train on after the last round, and those alone did not."""
-    return (
-        f"{label}: trained on after the last round until validation says stop; alone did not; to be fair to "
-        "it, compare with independent:patience=10"
     )
 
 

@@ -1,4 +1,4 @@
-"""Clients of two runs on the same test samples: who is worse in one of them, by more than chance and a point."""
+"""On which test samples clients are right: by domain, and who is worse than in another run, beyond chance."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def right(run: Path) -> dict[str, np.ndarray]:
         if isinstance(told, str):
             found[file.parent.name] = np.frombuffer(told.encode(), np.uint8) == ord("1")
     return found
+
+
+def by_domain(run: Path) -> dict[str, float]:
+    """The accuracy on each domain of one client that has test samples of several, as all data in one place has."""
+    files = list(run.glob("clients/*/confusion.json"))
+    told = safe_reading.from_json(safe_reading.read_text(files[0])) if len(files) == 1 else {}
+    return {name: right / number for name, (right, number) in told.get("domains", {}).items()}
 
 
 def below(own: Path, other: Path) -> float | None:

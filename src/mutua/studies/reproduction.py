@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -46,6 +46,10 @@ class TableRow:
     ours: float | None
     ours_sd: float | None
     seeds: int
+    interval: tuple[float, float] | None = None
+    """Of a paper that has the same data: what one more seed would give, to 95 %."""
+    verdict: str | None = None
+    """Whether the paper's number is in the interval."""
 
 
 @dataclass(frozen=True)
@@ -250,8 +254,19 @@ class Reproduction:
             name = self._name(labels)
             ours = Spread.of(list(self.values(labels, measure).values()))
             if name is not None and (value, ours.mean) != (None, None):
-                rows.append(TableRow(name, measure, value, spread, ours.mean, ours.sd, ours.n))
+                row = TableRow(name, measure, value, spread, ours.mean, ours.sd, ours.n)
+                rows.append(self._beside(row, ours) if self.item.published.same_data else row)
         return rows
+
+    def _beside(self, row: TableRow, ours: Spread) -> TableRow:
+        """The row with what one more seed, and so one more split, would give; and whether theirs is like that."""
+        if ours.next is None:
+            return row
+        low, high = ours.next
+        if Measure.of(row.measure).unit != 1:  # a share
+            low, high = max(low, 0.0), min(high, 100.0)
+        told = None if row.paper is None else "holds" if low <= row.paper <= high else "does not hold"
+        return replace(row, interval=(low, high), verdict=told)
 
     def _name(self, labels: Labels) -> str | None:
         """Cells in words; None where this scale has none of them."""
@@ -299,6 +314,9 @@ class Reproduction:
         values = self.item.published.values
         mine = [v for v in values if v.measure == measure and labels.items() <= v.cell.items()]
         run = [v for v in mine if self._name(v.cell) is not None]
+        asked = Measure.of(measure)
+        if not mine and len(asked.clients) > 1:  # printed one by one
+            return _mean([self._printed(labels, f"{asked.name}({client})") for client in asked.clients])
         return _mean([v.value for v in run or mine])
 
 

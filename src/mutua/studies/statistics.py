@@ -32,6 +32,14 @@ class Spread:
             return Spread(None, None, len(known))
         return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
+    @property
+    def next(self) -> tuple[float, float] | None:
+        """The 95 % interval for one more such value, by Student's t; None where there is no deviation."""
+        if self.mean is None or self.sd is None:
+            return None
+        half = t_quantile(self.n - 1) * self.sd * math.sqrt(1 + 1 / self.n)
+        return self.mean - half, self.mean + half
+
 
 def paired(a: BySeed, b: BySeed) -> tuple[list[float | None], list[float | None]]:
     """Both numbers in the seeds that both have."""

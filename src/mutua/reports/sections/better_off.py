@@ -11,7 +11,8 @@ from mutua.reports.sections.what_was_run import enumerated
 from mutua.reports.study import Run, Study
 from mutua.reports.tables import MOST_CLIENTS, CellValue, Table, difference_of, scores_of
 from mutua.runs.saving import benefits
-from mutua.studies.measures import not_compared, trained_longer
+from mutua.studies.comparison_tables import trained_longer
+from mutua.studies.measures import not_compared
 from mutua.studies.statistics import Difference, Spread, better_or_worse
 
 _WORDS = {"better": "better off", "worse": "worse off", "equal": "equal", "cannot tell": "cannot tell"}

@@ -59,6 +59,8 @@ class Published(_Part):
 
     selection: str | None = None
     doubt: str | None = None
+    same_data: bool = False
+    """Whether the numbers are of the data and the sizes that run here, so that levels can be compared too."""
     values: tuple[PublishedValue, ...] = ()
 
 
