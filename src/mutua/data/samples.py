@@ -291,7 +291,7 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
     x, y = joined([p.x for p in parts]), torch.cat([p.y for p in parts])
     held = [part.domain for part in parts if part.domain is not None and part.domains == parts[0].domains]
     known = {"domain": torch.cat(held)} if len(held) == len(parts) else {"domain": None, "domains": ()}
-    return replace(parts[0], x=x, y=y, **known, opted_out=None, group=None)  # type: ignore[arg-type]
+    return replace(parts[0], x=x, y=y, **known, opted_out=None, group=None)
 
 
 def known_classes(parts: Sequence[tuple[Samples, Tensor | None]]) -> tuple[str, ...]:
