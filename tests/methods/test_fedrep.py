@@ -90,10 +90,13 @@ def test_no_head_leaves_and_clients_may_have_other_classes(
     assert [len(run.engine.kept[3, c]["adaptor"]["head.bias"]) for c in "ab"] == [2, 3]
 
 
+@pytest.mark.parametrize("head_epochs", [0, 1])
 def test_who_is_never_drawn_has_a_head_of_its_own(
-    nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
+    head_epochs: int, nets: SimpleNamespace, federate: Federate, simulate: Simulate, identical: Identical
 ) -> None:
-    run = simulate(FedRep(head_epochs=1), federate((5, 6, 7, 8)), rounds=2, client_fraction=0.25, seed=1)
+    """Also where heads are as they began: by each client's own seed."""
+    method = FedRep(head_epochs=head_epochs)
+    run = simulate(method, federate((5, 6, 7, 8)), rounds=2, client_fraction=0.25, seed=1)
     drawn = {client for _, client in run.engine.replies}
     heads = {client: run.engine.kept[3, client]["adaptor"] for client in "abcd"}
     assert drawn < set("abcd")

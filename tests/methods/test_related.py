@@ -273,6 +273,41 @@ def test_what_is_reported_is_of_the_model_that_is_served(
             assert result.history.last(client.id, "predictor", "test", metric) == found[metric], metric
 
 
+FIRST = pytest.mark.parametrize("row", {row.name: row for row in ROWS[::-1]}.values(), ids=str)
+"""One row of each method."""
+
+
+@FIRST
+def test_clients_may_have_other_designs_where_the_method_says_so(
+    row: Row, nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    """Else they are refused by name, or the clients' own designs change nothing."""
+    kind, several, shared = type(row.method), [nets.wide, nets.plain, nets.dropping], {"name": nets.wide}
+    if row.name == "fedrolex":  # parts of the global
+        several = [nets.wide, nets.plain, nets.plain]
+    if kind.needs_features:
+        several, shared = [{"name": net, "features": 3} for net in several], {"name": nets.wide, "features": 3}
+    if row.name == "fedgkt":  # its server's model is on features
+        shared = {"name": "linear"}
+    mixed = arranged(federate(SIZES, models=several, global_model=shared), row)
+    if kind.same_models:
+        with pytest.raises(
+            InputError, match=rf"client b: its model is .*, but {row.name} needs the global's design"
+        ):
+            simulate(row.method, mixed, **PLAN)
+        return
+    run = simulate(row.method, mixed, **PLAN)
+    assert_sound(run, "abc")
+    if not kind.own_models:
+        alike = simulate(row.method, arranged(federate(SIZES, models=nets.wide, global_model=shared), row), **PLAN)
+        assert everything(run) == everything(alike)
+        return
+    parts = [part for (_, c), reply in run.engine.replies.items() if c == "b" for part in reply.message.values()]
+    own = [run.engine.kept[2, "b"].get("personal", {}), *(part.arrays for part in parts)]
+    bodies = [arrays[name] for arrays in own for name in ("body.weight", "body.body.weight") if name in arrays]
+    assert 6 in {len(body) for body in bodies}, "a plain body of 6 units learns at b"
+
+
 @pytest.mark.parametrize("name", sorted({row.name for row in ROWS}))
 def test_a_method_is_short_and_its_file_and_its_page_cite_the_paper(name: str) -> None:
     file = Path(inspect.getfile(type(methods.of({"name": name}))))
