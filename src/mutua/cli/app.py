@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from mutua import __version__, errors
-from mutua.cli import catalogue, data, demo, deploy, ledger, reporting, running, runs, studies, trained_models
+from mutua.cli import (
+    catalogue,
+    data,
+    demo,
+    deploy,
+    ledger,
+    reporting,
+    running,
+    runs,
+    studies,
+    trained_models,
+    watching,
+)
 from mutua.errors import MutuaError, short_of_memory
 from mutua.support import signals
 from mutua.support.output_streams import surviving_output
@@ -22,6 +34,7 @@ app.command("demo")(demo.demo_command)
 app.command("run")(running.run_command)
 app.command("compare")(studies.compare_command)
 app.command("reproduce")(studies.reproduce_command)
+app.command("watch")(watching.watch_command)
 app.command("report")(reporting.report_command)
 app.command("join")(trained_models.join_command)
 app.command("predict")(trained_models.predict_command)

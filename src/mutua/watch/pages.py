@@ -1,0 +1,260 @@
+"""The page's server: files of the page, and streams of what changes in the run folders."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from mutua import __version__
+from mutua.errors import InputError
+from mutua.support.configuration import PathLike
+from mutua.support.files import to_json
+from mutua.support.safe_reading import Unreadable, from_json
+from mutua.watch.catalogue import Catalogue, state_of
+from mutua.watch.comparing import MOST_COMPARED, CompareView
+from mutua.watch.run_view import MOST_CHOSEN, RunView
+from mutua.watch.stopping import stop
+
+POLL = 0.05
+"""Seconds between looks at the files of a run."""
+LIST_POLL = 1.0
+SOONEST = 0.2
+"""Seconds between two messages of a stream, so that a run with many events does not flood the browser."""
+WORK = 0.08
+"""Seconds that are read at a time; as long a pause follows, since the machine has runs to do."""
+ALIVE = 10.0
+MOST_STREAMS = 48
+MOST_VIEWS = 12
+MOST_BODY = 4096
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+Parts = dict[str, Any]
+
+
+def page_files() -> dict[str, tuple[str, bytes]]:
+    """The files of the page by name, with their types: all there are, read once."""
+    found = {}
+    for file in files("mutua.watch").joinpath("static").iterdir():
+        kind = _TYPES.get(f".{file.name.rpartition('.')[2]}")
+        if kind is not None:
+            found[file.name] = f"{kind}; charset=utf-8", file.read_bytes()
+    return found
+
+
+class Pages:
+    """Answers the page's requests about the runs below one folder."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self._files = page_files()
+        self._views: OrderedDict[str, RunView] = OrderedDict()
+        self._streams = 0
+        self.closing = False
+
+    def app(self) -> Any:
+        """The application."""
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        return Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/static/{name}", self._file),
+                Route("/api/list", self._list),
+                Route("/api/run", self._run),
+                Route("/api/compare", self._compare),
+                Route("/api/study", self._study),
+                Route("/api/stop", self._stop, methods=["POST"]),
+            ]
+        )
+
+    async def _page(self, _: Any) -> Any:
+        return self._answer(*self._files["index.html"])
+
+    async def _file(self, request: Any) -> Any:
+        found = self._files.get(request.path_params["name"])
+        return self._problem(404, "no such file") if found is None else self._answer(*found)
+
+    async def _list(self, request: Any) -> Any:
+        def look(_: float) -> tuple[Parts, bool]:
+            self.catalogue.look()
+            studies = [
+                {"id": study.id, "name": study.name, "runs": len(self.catalogue.of_study(study.id))}
+                for study in self.catalogue.studies.values()
+            ]
+            rows = self.catalogue.rows()
+            told = {
+                "folder": str(self.catalogue.typed),
+                "version": __version__,
+                "left_out": self.catalogue.left_out,
+                "studies": studies,
+                "runs": rows,
+            }
+            return {"list": told}, False
+
+        return self._stream(request, look, LIST_POLL)
+
+    async def _run(self, request: Any) -> Any:
+        asked = request.query_params
+        view = await asyncio.to_thread(self._view, asked.get("id", ""))
+        if view is None:
+            return self._problem(404, "there is no such run")
+        round = asked.get("round", "")
+        parts = partial(
+            view.parts,
+            asked.get("metric") or None,
+            asked.getlist("client")[:MOST_CHOSEN],
+            int(round) if round.isdigit() and len(round) < 10 else None,
+        )
+        last: list[Any] = [None, None]
+
+        def look(seconds: float) -> tuple[Parts, bool]:
+            more = view.advance(seconds)
+            if last[0] != view.version:
+                last[:] = view.version, parts()
+            return last[1], more
+
+        return self._stream(request, look, POLL)
+
+    async def _compare(self, request: Any) -> Any:
+        wanted = request.query_params.getlist("id")[: MOST_COMPARED + 1]
+        found = await asyncio.to_thread(lambda: [self.catalogue.run(id) for id in wanted])
+        runs = [run for run in found if run is not None]
+        if not runs:
+            return self._problem(404, "there is no such run")
+        view = await asyncio.to_thread(CompareView, self.catalogue.root, runs)
+        return self._stream(request, lambda seconds: _parts_after(view, seconds), POLL * 4)
+
+    async def _study(self, request: Any) -> Any:
+        id = request.query_params.get("id", "")
+        if id not in self.catalogue.studies:
+            await asyncio.to_thread(self.catalogue.look)
+        study = self.catalogue.studies.get(id)
+        if study is None:
+            return self._problem(404, "there is no such study")
+        view = await asyncio.to_thread(CompareView, self.catalogue.root, self.catalogue.of_study(id), study)
+
+        def look(seconds: float) -> tuple[Parts, bool]:
+            if time.monotonic() - self.catalogue.looked > LIST_POLL:
+                self.catalogue.look()
+            runs = self.catalogue.of_study(id)
+            view.update(runs)
+            rows = {row["id"]: row for row in self.catalogue.rows()}
+            parts, more = _parts_after(view, seconds)
+            return {**parts, "runs": [rows[run.id] for run in runs if run.id in rows]}, more
+
+        return self._stream(request, look, POLL * 4)
+
+    async def _stop(self, request: Any) -> Any:
+        """Stop a run of this machine."""
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BODY:
+                return self._problem(413, "too long")
+        try:
+            told = from_json(body)
+        except Unreadable:
+            told = None
+        id = told.get("id") if isinstance(told, dict) else None
+        run = self.catalogue.run(id) if isinstance(id, str) else None
+        if run is None:
+            return self._problem(404, "there is no such run")
+        view = await asyncio.to_thread(self._view, run.id)
+        if view is not None and view.deployed:
+            return self._problem(409, "a deployment is stopped by its organiser: mutua deploy stop")
+        if state_of(self.catalogue.root, run.parts) != "running":
+            return self._problem(409, "the run is not at work")
+        try:
+            await asyncio.to_thread(stop, self.catalogue.root, run.parts)
+        except InputError as error:
+            return self._problem(409, str(error).removeprefix("RUN: "))
+        return self._answer("application/json", b'{"stopping": true}')
+
+    def _view(self, id: str) -> RunView | None:
+        """The run's view; the last few are kept, so that a page that is opened again need not wait."""
+        found = self.catalogue.run(id)
+        if found is None:
+            return None
+        view = self._views.get(id)
+        if view is None:
+            others = partial(self.catalogue.of_study, found.study) if found.study else tuple
+            view = self._views[id] = RunView(self.catalogue.root, found, others)
+        self._views.move_to_end(id)
+        while len(self._views) > MOST_VIEWS:
+            self._views.popitem(last=False)
+        return view
+
+    def _stream(self, request: Any, look: Callable[[float], tuple[Parts, bool]], pause: float) -> Any:
+        from starlette.responses import StreamingResponse
+
+        if self._streams >= MOST_STREAMS:
+            return self._problem(503, "too many pages are open")
+        return StreamingResponse(
+            self._messages(request.is_disconnected, look, pause), media_type="text/event-stream"
+        )
+
+    async def _messages(
+        self, gone: Callable[[], Awaitable[bool]], look: Callable[[float], tuple[Parts, bool]], pause: float
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events: each part when it has changed, and now and then a sign of life."""
+        self._streams += 1
+        sent: dict[str, bytes] = {}
+        last_parts: Parts | None = None
+        last_sent = 0.0
+        try:
+            yield b"retry: 1000\n\n"
+            while not self.closing and not await gone():
+                began = time.monotonic()
+                parts, more = await asyncio.to_thread(look, WORK)
+                waited = time.monotonic() - last_sent
+                if parts is not last_parts and waited >= SOONEST:
+                    message = await asyncio.to_thread(_changed, parts, sent)
+                    last_parts = parts
+                    if message:
+                        last_sent = time.monotonic()
+                        yield message
+                if time.monotonic() - last_sent > ALIVE:
+                    last_sent = time.monotonic()
+                    yield b": alive\n\n"
+                await asyncio.sleep(max(time.monotonic() - began, 0.01) if more else pause)
+        finally:
+            self._streams -= 1
+
+    def _answer(self, kind: str, body: bytes, status: int = 200) -> Any:
+        from starlette.responses import Response
+
+        return Response(body, status, headers={"content-type": kind})
+
+    def _problem(self, status: int, text: str) -> Any:
+        return self._answer("application/json", to_json({"error": text}, indent=None).encode(), status)
+
+
+def _parts_after(view: CompareView, seconds: float) -> tuple[Parts, bool]:
+    more = view.advance(seconds)
+    return view.parts(), more
+
+
+def _changed(parts: Parts, sent: dict[str, bytes]) -> bytes:
+    """The parts that are not as they were sent last."""
+    message = b""
+    for name, part in parts.items():
+        text = to_json(part, indent=None).encode()
+        checksum = hashlib.blake2b(text, digest_size=16).digest()
+        if sent.get(name) != checksum:
+            sent[name] = checksum
+            message += b"event: " + name.encode() + b"\ndata: " + text + b"\n\n"
+    return message
+
+
+def catalogue_of(given: PathLike) -> Catalogue:
+    """The catalogue of a folder, with what is in it now."""
+    found = Catalogue(given)
+    found.look()
+    return found
