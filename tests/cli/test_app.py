@@ -22,6 +22,7 @@ def test_version_and_help(command: Command) -> None:
             "demo",
             "run",
             "compare",
+            "watch",
             "report",
             "join",
             "predict",
@@ -56,6 +57,7 @@ def test_version_and_help(command: Command) -> None:
             "--list --all --scale --seeds --minutes --workers --engine --ray-address --gpus-per-worker --data-dir "
             "--out --write",
         ),
+        ("watch", "--host --port --token --open"),
         ("report", "--html --pdf --tables --figures --load-data --data-dir --trust-code"),
         ("join", "--data --model --how --name --seed --out --trust-code --json"),
         ("predict", "--client --data --out --trust-code --json"),

@@ -28,7 +28,10 @@ def watch_command(
     ] = False,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in your browser.")] = False,
 ) -> None:
-    """Watch runs in a browser, live: all runs and studies, curves, clients, rounds, comparisons."""
+    """Watch runs in a browser, live.
+
+    It shows all runs and studies in a folder: curves, clients, rounds, comparisons. It only reads.
+    """
     import webbrowser
 
     from mutua.watch.serving import serve_page
