@@ -24,7 +24,7 @@ from mutua.watch.happened import LONGEST_NAME, LONGEST_REASON, Happened
 from mutua.watch.inside import json_inside, open_inside, read_inside
 from mutua.watch.measured import Key, Measured, number, thinned
 from mutua.watch.newest_first import NewestFirst
-from mutua.watch.run_view import metric_of
+from mutua.watch.telling import metric_of
 
 MOST_COMPARED = 60
 """How many runs are put into one picture."""

@@ -20,6 +20,7 @@ from mutua.watch.inside import json_inside, open_inside
 from mutua.watch.measured import TERMS, Key, Measured, number, thinned
 from mutua.watch.newest_first import MOST, NewestFirst
 from mutua.watch.stopping import can_stop
+from mutua.watch.telling import finite, known_values, line_of, metric_of, outcome
 
 LONGEST_HEAD = 2**22
 """How long the first event may be, which names all clients."""
@@ -216,7 +217,7 @@ class RunView:
         summary = self._finished[1].get("summary")
         try:
             shared, own = summary["global"], summary["mean"]["predictor"]  # type: ignore[index]
-            return {"global": _finite(shared[metric] if shared else None), "clients": _finite(own[metric])}
+            return {"global": finite(shared[metric] if shared else None), "clients": finite(own[metric])}
         except (TypeError, KeyError, AttributeError):
             return None
 
@@ -226,8 +227,8 @@ class RunView:
         own = series.get(Key("predictor", "test", metric))
         told = metric == self.happened.metric
         ended = self.happened.ended if told else {}
-        common = {**self.measured.common.get(metric, {}), **_known(ended, "shared")}
-        means = _known(ended, "own")
+        common = {**self.measured.common.get(metric, {}), **known_values(ended, "shared")}
+        means = known_values(ended, "own")
         if own is not None:
             means = {round: band.mean for round in thinned(sorted(own.rows)) if (band := own.band(round))} | means
         lines = [line_of("global", "the global on the common test set", common)] if common else []
@@ -371,41 +372,3 @@ class RunView:
         except (OSError, ValueError):
             return None
         return round_picture(wanted, data, whole=len(data) < LONGEST_ROUND)
-
-
-def outcome(picture: RoundPicture | None, client: str) -> str:
-    """What a client does in the newest round."""
-    if picture is None:
-        return ""
-    if client in picture.refused:
-        return "refused" if client in picture.answered else "failed"
-    if picture.merged is not None and client in picture.merged:
-        return "merged"
-    if client in picture.answered:
-        return "answered"
-    return "asked" if client in picture.asked else ""
-
-
-def metric_of(headline: Headline) -> dict[str, Any]:
-    """A metric, as the page prints it."""
-    return {
-        "key": headline.metric[:80],
-        "name": headline.name[:80],
-        "percent": headline.in_percent,
-        "lower": headline.lower_is_better,
-    }
-
-
-def line_of(key: str, name: str, curve: dict[int, float]) -> dict[str, Any]:
-    """A curve."""
-    rounds = thinned(sorted(curve))
-    return {"key": key, "name": name, "rounds": rounds, "values": [number(curve[round]) for round in rounds]}
-
-
-def _known(ended: dict[int, Any], what: str) -> dict[int, float]:
-    found = {round: getattr(told, what) for round, told in ended.items()}
-    return {round: value for round, value in found.items() if value is not None}
-
-
-def _finite(value: object) -> float | None:
-    return number(float(value)) if isinstance(value, int | float) and abs(value) < 1e12 else None
