@@ -21,7 +21,7 @@ from mutua import InputError
 from mutua.watch import pages as pages_module
 from mutua.watch.catalogue import Catalogue, state_of
 from mutua.watch.comparing import CompareView, band_over
-from mutua.watch.guard import Guard, is_loopback
+from mutua.watch.guard import Gatekeeper, is_loopback
 from mutua.watch.pages import Pages, catalogue_of, page_files
 from mutua.watch.stopping import can_stop, stop
 
@@ -90,7 +90,7 @@ def place(finished: Callable[..., tuple[Path, Any]], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app(place: Path) -> Any:
-    return Guard(Pages(catalogue_of(place)).app(), "127.0.0.1", 8765)
+    return Gatekeeper(Pages(catalogue_of(place)).app(), "127.0.0.1", 8765)
 
 
 def test_the_page_and_its_files(app: Any) -> None:
@@ -173,7 +173,7 @@ def test_only_its_own_name_and_its_own_page_are_answered(app: Any) -> None:
 
 
 def test_elsewhere_only_with_the_token(place: Path) -> None:
-    app = Guard(Pages(catalogue_of(place)).app(), "0.0.0.0", 8765, "right")
+    app = Gatekeeper(Pages(catalogue_of(place)).app(), "0.0.0.0", 8765, "right")
     assert ask(app, "/", host="10.0.0.7:8765").status == 401
     assert ask(app, "/?token=wrong", host="10.0.0.7:8765").status == 401
     assert ask(app, "/api/list?token=right", host="10.0.0.7:8765").status == 401  # only the page takes it
@@ -290,7 +290,7 @@ def test_the_process_that_holds_the_lock_is_stopped(place: Path, holder: subproc
     assert can_stop(place, ("one",))
     (place / "one" / "run.json").unlink()
     assert state_of(place, ("one",)) == "running"
-    app = Guard(Pages(catalogue_of(place)).app(), "127.0.0.1", 8765)
+    app = Gatekeeper(Pages(catalogue_of(place)).app(), "127.0.0.1", 8765)
     answer = ask(app, "/api/stop", "POST", b'{"id": "one"}', origin="http://127.0.0.1:8765")
     assert answer.status == 200
     assert holder.wait(10) == -signal.SIGTERM
@@ -370,7 +370,7 @@ def test_a_hostile_folder_neither_runs_nor_breaks_anything(place: Path, tmp_path
         ("reproduction.json", '{"claims": [1, {"low": 1e400}, {"low": "x"}]}'),
     ):
         (place / "study" / name).write_text(text)
-    app = Guard(Pages(catalogue_of(place)).app(), "127.0.0.1", 8765)
+    app = Gatekeeper(Pages(catalogue_of(place)).app(), "127.0.0.1", 8765)
     listed = ask(app, "/api/list", until="list").events()["list"]
     assert len(listed["runs"]) == 4
     for row in listed["runs"]:

@@ -15,7 +15,7 @@ from mutua.runs.folder import RunFolder
 from mutua.watch import measured
 from mutua.watch.catalogue import Catalogue
 from mutua.watch.happened import Happened, round_picture
-from mutua.watch.measured import Key, Measured
+from mutua.watch.measured import MeasuredRun, SeriesKey
 from mutua.watch.run_view import RunView
 
 FAULTS = {
@@ -186,7 +186,7 @@ def test_the_time_left_is_that_of_the_last_rounds() -> None:
 
 
 def test_numbers_that_are_none_and_lines_that_are_damaged_do_not_count() -> None:
-    found = Measured(["a"])
+    found = MeasuredRun(["a"])
     rows = [
         b"round,client,model,split,metric,value",
         b"1,a,predictor,test,accuracy,nan",
@@ -202,7 +202,7 @@ def test_numbers_that_are_none_and_lines_that_are_damaged_do_not_count() -> None
         b"",
     ]
     found.take(b"\n".join(rows), 0, False)
-    series = found.series[Key("predictor", "test", "accuracy")]
+    series = found.series[SeriesKey("predictor", "test", "accuracy")]
     assert series.of(0, [1, 2, 3, 4]) == [None, None, None, 0.5]
     assert found.ids == ["a", 'b,"c"'] and series.last(1) == 0.25
     assert series.band(1) is None and series.band(4) == (0.5,) * 5
@@ -210,20 +210,20 @@ def test_numbers_that_are_none_and_lines_that_are_damaged_do_not_count() -> None
 
 
 def test_too_many_numbers_are_thinned() -> None:
-    found = Measured(["a", "b"], most=400)
+    found = MeasuredRun(["a", "b"], most=400)
     for n in range(1, 2001):
         found.take(
             b"%d,a,predictor,test,accuracy,%f\n%d,b,predictor,test,accuracy,0.5\n" % (n, n / 2000, n), 0, False
         )
-    series = found.series[Key("predictor", "test", "accuracy")]
+    series = found.series[SeriesKey("predictor", "test", "accuracy")]
     assert sum(map(len, series.rows.values())) <= 400 and found.stride in (16, 32)
     assert all(n % found.stride == 0 for n in series.rows)
     assert series.of(0, [1600]) == [0.8] and series.last(0) == 1.0  # the newest is there all the same
 
 
 def test_curves_have_as_many_points_as_a_page_can_show() -> None:
-    assert measured.thinned(range(5), 10) == [0, 1, 2, 3, 4]
-    found = measured.thinned(range(100_001), 600)
+    assert measured.few_rounds(range(5), 10) == [0, 1, 2, 3, 4]
+    found = measured.few_rounds(range(100_001), 600)
     assert len(found) <= 601 and (found[0], found[-1]) == (0, 100_000)
 
 

@@ -22,7 +22,7 @@ from mutua.support.text import Sheet
 from mutua.watch.catalogue import Found, state_of
 from mutua.watch.happened import LONGEST_NAME, LONGEST_REASON, Happened
 from mutua.watch.inside import json_inside, open_inside, read_inside
-from mutua.watch.measured import Key, Measured, number, thinned
+from mutua.watch.measured import few_rounds, five_digits
 from mutua.watch.newest_first import NewestFirst
 from mutua.watch.telling import metric_of
 
@@ -40,7 +40,7 @@ class Curves:
 
     def __init__(self, root: Path, run: Found) -> None:
         self.root, self.run = root, run
-        self.events, self._measured = Happened(), Measured(most=_OF_ONE)
+        self.events, self._measured = Happened(), MeasuredRun(most=_OF_ONE)
         self._reader = NewestFirst(
             partial(open_inside, root, (*run.parts, "events.jsonl")),
             lambda *lines: self.events.take(*lines),
@@ -77,7 +77,7 @@ class Curves:
         return more
 
     def _history_again(self) -> None:
-        self._measured = Measured(most=_OF_ONE)
+        self._measured = MeasuredRun(most=_OF_ONE)
 
     @property
     def metric(self) -> str:
@@ -92,7 +92,7 @@ class Curves:
             return {round: value for round, value in found.items() if value is not None}
         if measure == "global":
             return self._measured.common.get(self.metric, {})
-        own = self._measured.series.get(Key("predictor", "test", self.metric))
+        own = self._measured.series.get(SeriesKey("predictor", "test", self.metric))
         if own is None:
             return {}
         return {round: band.mean for round in own.rows if (band := own.band(round)) is not None}
@@ -241,12 +241,12 @@ def band_over(curves: Sequence[Mapping[int, float]]) -> dict[str, Any]:
     """Mean and standard deviation over seeds, in the rounds that all of those have that have any."""
     begun = [curve for curve in curves if curve]
     shared = sorted(set.intersection(*map(set, begun))) if begun else []
-    rounds = thinned(shared or sorted({round for curve in begun for round in curve}))
+    rounds = few_rounds(shared or sorted({round for curve in begun for round in curve}))
     values = [[curve[round] for curve in begun if round in curve] for round in rounds]
     return {
         "rounds": rounds,
-        "mean": [number(fmean(found)) for found in values],
-        "sd": [number(stdev(found)) if len(found) > 1 else None for found in values],
+        "mean": [five_digits(fmean(found)) for found in values],
+        "sd": [five_digits(stdev(found)) if len(found) > 1 else None for found in values],
         "seeds": len(begun),
     }
 

@@ -12,7 +12,7 @@ from mutua.rounds.participation import WRONG, spans
 from mutua.watch.happened import LONGEST_NAME, LONGEST_REASON, MAX_CLIENTS
 from mutua.watch.measured import MOST_KEYS
 
-MOST_KINDS = 40
+MOST_LEDGER_KINDS = 40
 MOST_REASONS = 5
 MOST_SPANS = 500
 """Of how many rounds with the same reason each is told."""
@@ -72,7 +72,7 @@ class Crossed:
             return client, way, 0
         called = line(kind if kind == ENVELOPE else f"{kind}: {name}", LONGEST_NAME)
         if called not in self.kinds:
-            if len(self.kinds) >= MOST_KINDS:
+            if len(self.kinds) >= MOST_LEDGER_KINDS:
                 called = "others"
             self.kinds.setdefault(called, len(self.kinds))
         return client, way, self.kinds[called]

@@ -15,10 +15,10 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+AsgiScope = MutableMapping[str, Any]
+AsgiReceive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+AsgiSend = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -44,14 +44,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Guard:
+class Gatekeeper:
     """Lets requests through to an application that come to the right name, with the token if there is one."""
 
     def __init__(self, app: AsgiApp, host: str, port: int, token: str | None = None) -> None:
         self._app, self._host, self._port, self._token = app, host, port, token
         self._cookie = f"mutua-watch-{port}"  # a browser keeps cookies by host, whatever the port
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Answer, or refuse."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
@@ -100,7 +100,7 @@ class Guard:
     def _right(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
 
-    async def _admit(self, scope: Scope, send: Send) -> None:
+    async def _admit(self, scope: AsgiScope, send: AsgiSend) -> None:
         """The address that was printed has the token; the browser keeps it in a cookie that no script reads."""
         query = parse_qs(scope["query_string"].decode("latin-1"))
         given = query.pop("token", [""])[0]
@@ -113,7 +113,7 @@ class Guard:
         await refuse(send, 401, "Open the whole address that 'mutua watch' printed: it ends with the token.")
 
 
-async def refuse(send: Send, status: int, text: str, more: list[tuple[bytes, bytes]] | None = None) -> None:
+async def refuse(send: AsgiSend, status: int, text: str, more: list[tuple[bytes, bytes]] | None = None) -> None:
     """Answer with a line of text."""
     body = text.encode()
     about = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
@@ -121,7 +121,7 @@ async def refuse(send: Send, status: int, text: str, more: list[tuple[bytes, byt
     await send({"type": "http.response.body", "body": body})
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: AsgiSend) -> AsgiSend:
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", []), *HEADERS]

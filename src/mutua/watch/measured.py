@@ -26,7 +26,7 @@ _MISSING = float("nan")
 TERMS = "train", "objective"
 
 
-class Key(NamedTuple):
+class SeriesKey(NamedTuple):
     """What a series is of."""
 
     model: str
@@ -87,19 +87,19 @@ class Series:
     def of(self, client: int, rounds: Sequence[int]) -> list[float | None]:
         """One client's numbers in these rounds."""
         found = (self.rows[round] for round in rounds)
-        return [None if client >= len(row) else number(row[client]) for row in found]
+        return [None if client >= len(row) else five_digits(row[client]) for row in found]
 
     def last(self, client: int) -> float | None:
         """A client's newest number."""
-        return number(self.newest[client]) if client < len(self.newest) else None
+        return five_digits(self.newest[client]) if client < len(self.newest) else None
 
 
-class Measured:
+class MeasuredRun:
     """The numbers of a run, taken in block by block in any order."""
 
     def __init__(self, clients: Sequence[str] = (), most: int = MOST_NUMBERS) -> None:
         self._most = most
-        self.series: dict[Key, Series] = {}
+        self.series: dict[SeriesKey, Series] = {}
         self.common: dict[str, dict[int, float]] = {}
         """By metric, the global's curve on the common test set."""
         self.stride = 1
@@ -174,7 +174,7 @@ class Measured:
             if model != "global" or (len(self.common) >= MOST_SERIES and metric not in self.common):
                 return None
             return self.common.setdefault(metric, {}), 0
-        of = Key(model, split, metric)
+        of = SeriesKey(model, split, metric)
         if of not in self.series and len(self.series) >= MOST_SERIES:
             return None
         number = self.number(client)
@@ -218,12 +218,12 @@ class Measured:
         return [key.model for key in self.series if (key.split, key.metric) == TERMS]
 
 
-def number(value: float) -> float | None:
+def five_digits(value: float) -> float | None:
     """A number as the page gets it: five digits, and nothing where it is missing."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def thinned(rounds: Sequence[int], most: int = POINTS) -> list[int]:
+def few_rounds(rounds: Sequence[int], most: int = POINTS) -> list[int]:
     """At most about so many rounds, evenly, with the first and the last."""
     step = -(-len(rounds) // most)
     return [*rounds[:-1:step], rounds[-1]] if step > 1 else list(rounds)

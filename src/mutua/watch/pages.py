@@ -34,7 +34,7 @@ MOST_VIEWS = 12
 MOST_BODY = 4096
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
-Parts = dict[str, Any]
+PageParts = dict[str, Any]
 
 
 def page_files() -> dict[str, tuple[str, bytes]]:
@@ -82,7 +82,7 @@ class Pages:
         return self._problem(404, "no such file") if found is None else self._answer(*found)
 
     async def _list(self, request: Any) -> Any:
-        def look(_: float) -> tuple[Parts, bool]:
+        def look(_: float) -> tuple[PageParts, bool]:
             self.catalogue.look()
             studies = [
                 {"id": study.id, "name": study.name, "runs": len(self.catalogue.of_study(study.id))}
@@ -114,7 +114,7 @@ class Pages:
         )
         last: list[Any] = [None, None]
 
-        def look(seconds: float) -> tuple[Parts, bool]:
+        def look(seconds: float) -> tuple[PageParts, bool]:
             more = view.advance(seconds)
             if last[0] != view.version:
                 last[:] = view.version, parts()
@@ -140,7 +140,7 @@ class Pages:
             return self._problem(404, "there is no such study")
         view = await asyncio.to_thread(CompareView, self.catalogue.root, self.catalogue.of_study(id), study)
 
-        def look(seconds: float) -> tuple[Parts, bool]:
+        def look(seconds: float) -> tuple[PageParts, bool]:
             if time.monotonic() - self.catalogue.looked > LIST_POLL:
                 self.catalogue.look()
             runs = self.catalogue.of_study(id)
@@ -191,7 +191,7 @@ class Pages:
             self._views.popitem(last=False)
         return view
 
-    def _stream(self, request: Any, look: Callable[[float], tuple[Parts, bool]], pause: float) -> Any:
+    def _stream(self, request: Any, look: Callable[[float], tuple[PageParts, bool]], pause: float) -> Any:
         from starlette.responses import StreamingResponse
 
         if self._streams >= MOST_STREAMS:
@@ -201,12 +201,12 @@ class Pages:
         )
 
     async def _messages(
-        self, gone: Callable[[], Awaitable[bool]], look: Callable[[float], tuple[Parts, bool]], pause: float
+        self, gone: Callable[[], Awaitable[bool]], look: Callable[[float], tuple[PageParts, bool]], pause: float
     ) -> AsyncIterator[bytes]:
         """Server-sent events: each part when it has changed, and now and then a sign of life."""
         self._streams += 1
         sent: dict[str, bytes] = {}
-        last_parts: Parts | None = None
+        last_parts: PageParts | None = None
         last_sent = 0.0
         try:
             yield b"retry: 1000\n\n"
@@ -236,12 +236,12 @@ class Pages:
         return self._answer("application/json", to_json({"error": text}, indent=None).encode(), status)
 
 
-def _parts_after(view: CompareView, seconds: float) -> tuple[Parts, bool]:
+def _parts_after(view: CompareView, seconds: float) -> tuple[PageParts, bool]:
     more = view.advance(seconds)
     return view.parts(), more
 
 
-def _changed(parts: Parts, sent: dict[str, bytes]) -> bytes:
+def _changed(parts: PageParts, sent: dict[str, bytes]) -> bytes:
     """The parts that are not as they were sent last."""
     message = b""
     for name, part in parts.items():

@@ -17,7 +17,7 @@ from mutua.watch.catalogue import Found, state_of
 from mutua.watch.crossed import ENVELOPE, Crossed, TookPart, Turns
 from mutua.watch.happened import Happened, RoundPicture, round_picture
 from mutua.watch.inside import json_inside, open_inside
-from mutua.watch.measured import TERMS, Key, Measured, number, thinned
+from mutua.watch.measured import few_rounds, five_digits
 from mutua.watch.newest_first import MOST, NewestFirst
 from mutua.watch.stopping import can_stop
 from mutua.watch.telling import finite, known_values, line_of, metric_of, outcome
@@ -48,7 +48,7 @@ class RunView:
 
     def _begin(self) -> None:
         self.happened = self._with_head(Happened())
-        self.measured = Measured(self.happened.clients)
+        self.measured = MeasuredRun(self.happened.clients)
         self.crossed, self.took_part = Crossed(), TookPart()
         self._events = self._follow("events.jsonl", lambda *lines: self.happened.take(*lines), self._events_again)
         self._history = self._follow("history.csv", lambda *rows: self.measured.take(*rows), self._history_again)
@@ -82,7 +82,7 @@ class RunView:
         self.happened = self._with_head(Happened())
 
     def _history_again(self) -> None:
-        self.measured = Measured(self.happened.clients)
+        self.measured = MeasuredRun(self.happened.clients)
 
     def _ledger_again(self) -> None:
         self.crossed = Crossed()
@@ -180,7 +180,7 @@ class RunView:
             "metrics": [metric_of(Headline(name)) for name in self.measured.metrics[:12]],
             "models": self.measured.models(self.headline.metric),
             "now": time.time(),
-            "known_rounds": thinned(events.known_rounds, 2_000),
+            "known_rounds": few_rounds(events.known_rounds, 2_000),
             "stoppable": self._stoppable,
             "resume": None if self.deployed else self.run.resume,
             "deployed": self.deployed,
@@ -224,41 +224,45 @@ class RunView:
     def _curves(self, headline: Headline) -> dict[str, Any]:
         """Means over clients by round, the spread of the models that clients serve with, and the global."""
         metric, series = headline.metric, self.measured.series
-        own = series.get(Key("predictor", "test", metric))
+        own = series.get(SeriesKey("predictor", "test", metric))
         told = metric == self.happened.metric
         ended = self.happened.ended if told else {}
         common = {**self.measured.common.get(metric, {}), **known_values(ended, "shared")}
         means = known_values(ended, "own")
         if own is not None:
-            means = {round: band.mean for round in thinned(sorted(own.rows)) if (band := own.band(round))} | means
+            means = {
+                round: band.mean for round in few_rounds(sorted(own.rows)) if (band := own.band(round))
+            } | means
         lines = [line_of("global", "the global on the common test set", common)] if common else []
         if means:
             lines.append(line_of("predictor", "what clients serve with, mean over clients", means))
         for model in self.measured.models(metric):
-            one = series[Key(model, "test", metric)]
+            one = series[SeriesKey(model, "test", metric)]
             if model == "predictor" or len(one.rows) < 2:
                 continue
-            found = {round: band.mean for round in thinned(sorted(one.rows)) if (band := one.band(round))}
+            found = {round: band.mean for round in few_rounds(sorted(one.rows)) if (band := one.band(round))}
             called = "the global on clients' own test data" if model == "global" else model
             lines.append(line_of(f"own-{model}", f"{called}, mean over clients", found))
         spread: dict[str, Any] | None = None
         if own is not None and len(self.measured.ids) > 1:
-            bands = [(round, band) for round in thinned(sorted(own.rows)) if (band := own.band(round)) is not None]
+            bands = [
+                (round, band) for round in few_rounds(sorted(own.rows)) if (band := own.band(round)) is not None
+            ]
             spread = {
                 "rounds": [round for round, _ in bands],
-                "low": [number(band.low) for _, band in bands],
-                "tenth": [number(band.tenth) for _, band in bands],
-                "ninetieth": [number(band.ninetieth) for _, band in bands],
-                "high": [number(band.high) for _, band in bands],
+                "low": [five_digits(band.low) for _, band in bands],
+                "tenth": [five_digits(band.tenth) for _, band in bands],
+                "ninetieth": [five_digits(band.ninetieth) for _, band in bands],
+                "high": [five_digits(band.high) for _, band in bands],
             }
         return {"metric": metric_of(headline), "rounds": self.happened.rounds, "lines": lines, "band": spread}
 
     def _lines(self, headline: Headline, chosen: Sequence[str]) -> dict[str, Any]:
         """A line per client: of all of them if they are few, and of those that were chosen."""
-        own = self.measured.series.get(Key("predictor", "test", headline.metric))
+        own = self.measured.series.get(SeriesKey("predictor", "test", headline.metric))
         known = self.measured.ids
         wanted = known if len(known) <= MOST_LINES else [name for name in chosen[:MOST_CHOSEN] if name in known]
-        rounds = thinned(sorted(own.rows), SPARK * 3) if own is not None else []
+        rounds = few_rounds(sorted(own.rows), SPARK * 3) if own is not None else []
         found = {}
         if own is not None:
             for name in wanted:
@@ -270,15 +274,15 @@ class RunView:
         """The objective's terms: means over the clients that trained in a round."""
         found = []
         for term in self.measured.terms:
-            one = self.measured.series[Key(term, *TERMS)]
-            means = {round: band.mean for round in thinned(sorted(one.rows)) if (band := one.band(round))}
+            one = self.measured.series[SeriesKey(term, *TERMS)]
+            means = {round: band.mean for round in few_rounds(sorted(one.rows)) if (band := one.band(round))}
             found.append(line_of(term, term, means))
         return found
 
     def _clients(self, headline: Headline) -> dict[str, Any]:
         """The grid: a row per client."""
         series, events = self.measured.series, self.happened
-        own, shared = (series.get(Key(model, "test", headline.metric)) for model in ("predictor", "global"))
+        own, shared = (series.get(SeriesKey(model, "test", headline.metric)) for model in ("predictor", "global"))
         alone = self._alone(headline)
         newest = self._picture(None)
         kinds = [kind for kind in self.crossed.kinds if kind != ENVELOPE]
@@ -319,7 +323,7 @@ class RunView:
 
     def _alone(self, headline: Headline) -> dict[str, float]:
         """What each client has without the federation, if the run or its study knows."""
-        live = self.measured.series.get(Key("personal", "test", headline.metric))
+        live = self.measured.series.get(SeriesKey("personal", "test", headline.metric))
         if live is not None and self._personal_is_alone:
             last = {client: live.last(at) for at, client in enumerate(self.measured.ids)}
             return {client: value for client, value in last.items() if value is not None}

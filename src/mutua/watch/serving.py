@@ -11,7 +11,7 @@ from typing import Any
 from mutua.errors import InputError, RunError
 from mutua.support.configuration import PathLike
 from mutua.support.importing import import_optional
-from mutua.watch.guard import Guard, is_loopback
+from mutua.watch.guard import Gatekeeper, is_loopback
 from mutua.watch.pages import Pages, catalogue_of
 
 FIRST_PORT = 8765
@@ -38,7 +38,7 @@ def serve_page(
     if secret is not None:
         address += f"?token={secret}"
     config = uvicorn.Config(
-        Guard(pages.app(), host, at, secret),
+        Gatekeeper(pages.app(), host, at, secret),
         log_level="error",
         access_log=False,
         server_header=False,

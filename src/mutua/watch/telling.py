@@ -6,7 +6,7 @@ from typing import Any
 
 from mutua.learning.headline import Headline
 from mutua.watch.happened import Measurement, RoundPicture
-from mutua.watch.measured import number, thinned
+from mutua.watch.measured import few_rounds, five_digits
 
 
 def outcome(picture: RoundPicture | None, client: str) -> str:
@@ -34,8 +34,8 @@ def metric_of(headline: Headline) -> dict[str, Any]:
 
 def line_of(key: str, name: str, curve: dict[int, float]) -> dict[str, Any]:
     """A curve."""
-    rounds = thinned(sorted(curve))
-    return {"key": key, "name": name, "rounds": rounds, "values": [number(curve[round]) for round in rounds]}
+    rounds = few_rounds(sorted(curve))
+    return {"key": key, "name": name, "rounds": rounds, "values": [five_digits(curve[round]) for round in rounds]}
 
 
 def known_values(ended: dict[int, Measurement], what: str) -> dict[int, float]:
@@ -46,4 +46,4 @@ def known_values(ended: dict[int, Measurement], what: str) -> dict[int, float]:
 
 def finite(value: object) -> float | None:
     """The number, if it is one that can be shown."""
-    return number(float(value)) if isinstance(value, int | float) and abs(value) < 1e12 else None
+    return five_digits(float(value)) if isinstance(value, int | float) and abs(value) < 1e12 else None
