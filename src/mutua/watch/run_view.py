@@ -240,7 +240,7 @@ class RunView:
             one = series[SeriesKey(model, "test", metric)]
             if model == "predictor" or len(one.rows) < 2:
                 continue
-            found = {round: band.mean for round in few_rounds(sorted(one.rows)) if (band := one.band(round))}
+            found = _means_of(one)
             called = "the global on clients' own test data" if model == "global" else model
             lines.append(line_of(f"own-{model}", f"{called}, mean over clients", found))
         spread: dict[str, Any] | None = None
@@ -275,8 +275,7 @@ class RunView:
         found = []
         for term in self.measured.terms:
             one = self.measured.series[SeriesKey(term, *TERMS)]
-            means = {round: band.mean for round in few_rounds(sorted(one.rows)) if (band := one.band(round))}
-            found.append(line_of(term, term, means))
+            found.append(line_of(term, term, _means_of(one)))
         return found
 
     def _clients(self, headline: Headline) -> dict[str, Any]:
@@ -376,3 +375,8 @@ class RunView:
         except (OSError, ValueError):
             return None
         return round_picture(wanted, data, whole=len(data) < LONGEST_ROUND)
+
+
+def _means_of(series: Series) -> dict[int, float]:
+    """By round, the mean over clients."""
+    return {round: band.mean for round in few_rounds(sorted(series.rows)) if (band := series.band(round))}
