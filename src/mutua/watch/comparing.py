@@ -22,7 +22,7 @@ from mutua.support.text import Sheet
 from mutua.watch.catalogue import Found, state_of
 from mutua.watch.happened import LONGEST_NAME, LONGEST_REASON, Happened
 from mutua.watch.inside import json_inside, open_inside, read_inside
-from mutua.watch.measured import few_rounds, five_digits
+from mutua.watch.measured import MeasuredRun, SeriesKey, few_rounds, five_digits
 from mutua.watch.newest_first import NewestFirst
 from mutua.watch.telling import metric_of
 

@@ -17,7 +17,7 @@ from mutua.watch.catalogue import Found, state_of
 from mutua.watch.crossed import ENVELOPE, Crossed, TookPart, Turns
 from mutua.watch.happened import Happened, RoundPicture, round_picture
 from mutua.watch.inside import json_inside, open_inside
-from mutua.watch.measured import few_rounds, five_digits
+from mutua.watch.measured import TERMS, MeasuredRun, Series, SeriesKey, few_rounds, five_digits
 from mutua.watch.newest_first import MOST, NewestFirst
 from mutua.watch.stopping import can_stop
 from mutua.watch.telling import finite, known_values, line_of, metric_of, outcome
@@ -230,9 +230,7 @@ class RunView:
         common = {**self.measured.common.get(metric, {}), **known_values(ended, "shared")}
         means = known_values(ended, "own")
         if own is not None:
-            means = {
-                round: band.mean for round in few_rounds(sorted(own.rows)) if (band := own.band(round))
-            } | means
+            means = _means_of(own) | means
         lines = [line_of("global", "the global on the common test set", common)] if common else []
         if means:
             lines.append(line_of("predictor", "what clients serve with, mean over clients", means))
@@ -245,9 +243,8 @@ class RunView:
             lines.append(line_of(f"own-{model}", f"{called}, mean over clients", found))
         spread: dict[str, Any] | None = None
         if own is not None and len(self.measured.ids) > 1:
-            bands = [
-                (round, band) for round in few_rounds(sorted(own.rows)) if (band := own.band(round)) is not None
-            ]
+            rounds = few_rounds(sorted(own.rows))
+            bands = [(round, band) for round in rounds if (band := own.band(round)) is not None]
             spread = {
                 "rounds": [round for round, _ in bands],
                 "low": [five_digits(band.low) for _, band in bands],
