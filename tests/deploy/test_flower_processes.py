@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +74,15 @@ def test_what_a_message_starts_imports_no_torch() -> None:
     alone = "import sys, mutua.engines.site_socket, mutua.engines.site_requests; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy"} & set(done.stdout.split())
+
+
+def test_flower_finds_the_parts_of_the_example_app() -> None:
+    """It looks for them in the text, without an import: an import of the names alone is not enough."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.supercore.object_ref import validate
+
+    app = Path(__file__).parents[2] / "examples" / "flower-app"
+    parts = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
+    assert set(parts) == {"serverapp", "clientapp"}
+    for name in parts.values():
+        assert validate(name, check_module=True, project_dir=app) == (True, None)

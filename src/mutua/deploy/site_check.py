@@ -26,7 +26,7 @@ IN_WORDS = {
     Kind.PROBABILITIES: "what your model predicts for a batch of the public set",
     Kind.SCORES: "your model's scores for a part of the public set",
     Kind.ACCURACY: "how many of those predictions are right",
-    Kind.METRIC: "a number that the method declares",
+    Kind.METRIC: "a number, or one for each class, that the method declares",
     Kind.LOSS: "the loss on your training data, as one number",
     Kind.CHOICE: "which of several shared models suits your data best",
     Kind.PROTOTYPES: "the mean features of your training samples, class by class",
@@ -35,6 +35,11 @@ IN_WORDS = {
     Kind.FEATURES: "features of your training samples",
     Kind.LABELS: "labels of your training samples",
 }
+OF_OWN_SAMPLES = {
+    Kind.PROBABILITIES: "what your model predicts on average for your training samples of each class",
+    Kind.SCORES: "your model's scores for each of your training samples",
+}
+"""The same of a method without a public set."""
 SOON_DAYS = 30
 
 
@@ -85,8 +90,9 @@ def _what_leaves(folder: SiteFolder) -> Iterator[str]:
         return
     every = "in each" if job.plan.client_fraction == 1 else f"in about {100 * job.plan.client_fraction:.0f} % of"
     yield f"what leaves {every} of {several(rounds, 'round')} of {recipe.method.name}:"
+    said = IN_WORDS if recipe.method.needs_public else {**IN_WORDS, **OF_OWN_SAMPLES}
     for name, kind in shares.items():
-        yield f"  {kind} '{name}': {IN_WORDS[kind]}"
+        yield f"  {kind} '{name}': {said[kind]}"
     most = folder.agreed.prepared().reply_bytes
     if most:
         yield f"  at most {size(most)} a round, {size(most * rounds)} in all".replace(" a round", " per round")
