@@ -88,7 +88,11 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'mutua' has no attribute '{name}'")
+        from mutua.errors import suggest
+
+        raise AttributeError(
+            f"module 'mutua' has no attribute '{name}'; {suggest(name, __all__, 'see dir(mutua)')}"
+        )
     home = import_module(_HOMES[name])
     found = getattr(home, name, home)
     globals()[name] = found

@@ -6,6 +6,7 @@ import errno
 import pickle
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,21 @@ def _again(kind: type[Fault], args: tuple[str, str], cause: BaseException | None
     return fault
 
 
-def suggest(word: str, known: list[str], where: str = "") -> str:
-    """`did you mean 'lenet5'? known: ...`: the end of an error about a misspelt name; `where` many are listed."""
+_MOST_NAMES = 60
+"""An error about a misspelt name lists no more: there may be thousands of clients."""
+
+
+def suggest(word: object, known: Iterable[str], where: str | None = None) -> str:
+    """`did you mean 'lenet5'? known: ...`: the end of every error about a misspelt name.
+
+    `where` says where names are listed that are too many; '' lists nothing.
+    """
     import difflib
 
-    close = difflib.get_close_matches(word.lower(), known, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return hint + (where or f"known: {', '.join(known)}")
+    names = list(known)
+    by_lower = {name.lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    hint = f"did you mean '{by_lower[close[0]]}'?" if close else ""
+    more = [f"... ({len(names)})"] if len(names) > _MOST_NAMES else []
+    listed = where if where is not None else f"known: {', '.join([*names[:_MOST_NAMES], *more]) or 'none'}"
+    return " ".join(filter(None, [hint, listed]))

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import mutua
 from mutua import Recipe
+from mutua.cli.app import app
 
 Command = Callable[..., Any]
 
@@ -17,25 +19,52 @@ def test_version_and_help(command: Command) -> None:
     assert command("--version").out == f"mutua {mutua.__version__}\n"
     for words in ([], ["--help"]):
         done = command(*words)
-        assert done.code == 0 and done.err == ""
-        for name in (
-            "demo",
-            "run",
-            "compare",
-            "watch",
-            "report",
-            "join",
-            "predict",
-            "export",
-            "methods",
-            "models",
-            "data",
-            "runs",
-        ):
-            assert re.search(rf"^  {name} ", done.out, re.MULTILINE)
-        assert "..." not in done.out.partition("Commands:")[2]
+        assert done.code == 0 and done.err == "" and "..." not in done.out.partition("Start here:")[2]
     for group in ("data", "runs"):
         assert command(group).out == command(group, "--help").out
+
+
+def test_help_lists_every_command_in_a_group(command: Command) -> None:
+    """By what a newcomer wants to do; a command without a group would be among the others."""
+    listed = command("--help").out.partition("--help ")[2]
+    groups = {title: re.findall(r"^  ([a-z]+) ", body, re.MULTILINE) for title, body in _parts(listed)}
+    assert next(iter(groups)) == "Start here" and groups["Start here"][:2] == ["demo", "run"]
+    assert "Other commands" not in groups and 4 <= len(groups) <= 7
+    assert sorted(name for names in groups.values() for name in names) == sorted(get_command(app).commands)
+
+
+def _parts(text: str) -> list[tuple[str, str]]:
+    found = re.split(r"^(\S.*):$", text, flags=re.MULTILINE)[1:]
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("re", ["report", "reproduce"]),
+        ("data ", ["columns", "get", "list", "show"]),
+        ("run tiny.yaml --ra", ["--ray-address"]),
+        ("join run --how ", ["finetune", "global", "mutual"]),
+        ("reproduce fmlu/table", [f"fmlu/table-{n}" for n in (1, 2, 3, 4)]),
+        ("predict first --client c", ["c0", "c1"]),
+        ("export first --client n", ["north"]),
+    ],
+)
+def test_the_shell_completes(
+    command: Command, monkeypatch: pytest.MonkeyPatch, line: str, offered: list[str]
+) -> None:
+    for place in ("clients/c0", "clients/c1", "newcomers/north"):
+        (Path("first") / place).mkdir(parents=True)
+        (Path("first") / place / "card.json").touch()
+    monkeypatch.setenv("_MUTUA_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"mutua {line}")
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split(" "))))
+    assert sorted(command().out.split()) == offered
+
+
+def test_completion_is_installed_by_a_command(command: Command) -> None:
+    script = command("--show-completion", "bash").out
+    assert "_MUTUA_COMPLETE=complete_bash" in script and "complete -o default -F _mutua_completion mutua" in script
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,11 @@ def desk(command: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 MISTAKES = r"""
 # the command
 $ mutua runn tiny.yaml
-No such command 'runn'. Did you mean 'run', 'runs'? see 'mutua --help'
+No such command 'runn'; did you mean 'run' or 'runs'? see 'mutua --help'
 $ mutua run
 RECIPE: missing; give a YAML file, or --resume with the folder of a run
 $ mutua run tiny.yaml --sed 1
-No such option: --sed
+No such option: --sed; did you mean '--seed' or '--set'?
 $ mutua run tiny.yaml --seed
 Option '--seed' requires an argument
 $ mutua run tiny.yaml --seed one
@@ -111,7 +111,7 @@ Invalid value for '--seed'
 $ mutua run tiny.yaml --seed -1
 Invalid value for '--seed'
 $ mutua run tiny.yaml --device gpu
-Invalid value for '--device': 'gpu' is not one of
+Invalid value for '--device': 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda, mps
 $ mutua run tiny.yaml --device cuda
 device: 'cuda' is not on this machine
 $ mutua run tiny.yaml --engine rya
@@ -290,7 +290,7 @@ $ mutua join RUN --data digits.npz --name c0
 $ mutua join RUN --data digits.npz --model lenet
 'lenet' is not a model; did you mean 'lenet5'?
 $ mutua join RUN --data digits.npz --how magic
-Invalid value for '--how': 'magic' is not one of 'global', 'finetune', 'mutual'
+Invalid value for '--how': 'magic'; known: global, finetune, mutual
 $ mutua join FEDAVG --data digits.npz --how mutual
 how: 'mutual', but fedavg does no mutual learning; use 'global' or 'finetune'
 $ mutua join INDEPENDENT --data digits.npz

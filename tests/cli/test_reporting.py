@@ -34,7 +34,7 @@ def test_mistakes_are_one_line(command: Callable[..., Any], finished: Runs, tmp_
     (tmp_path / "file").touch()
     folder, _ = finished("fml", rounds=2)
     for words, said in (
-        (["nowhere"], "RUN: nowhere is not a folder; give the one that 'mutua run' or 'mutua compare' named"),
+        (["nowhere"], "RUN: nowhere is not a folder; give one that mutua named"),
         (["empty"], "RUN: empty holds no finished run"),
         ([folder, "--html", "file/a.html"], "--html: cannot write to file/a.html"),
         ([folder, "--tables", "file"], "--tables: cannot write to file/"),

@@ -98,7 +98,7 @@ def change(folder: Path, **told: Any) -> None:
 
 
 MISTAKES = {
-    "client: 'x' is not of this deployment; there are c0, c1": {"client": "x"},
+    "client: 'x' is not of this deployment; known: c0, c1": {"client": "x"},
     "client.yaml: model: 'lenet6' is not a model; did you mean 'lenet5'?": {"model": "lenet6"},
     "nothing.npz": {"data": "nothing.npz"},
     "data: give val and test, or neither": {"data": {"path": "train.npz", "val": "val.npz"}},

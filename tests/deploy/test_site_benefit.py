@@ -92,7 +92,7 @@ def test_the_words_say_which_model_to_serve_and_it_is_exported(
     card = json.loads((tmp_path / "mine" / "card.json").read_text())
     assert (card["client"], card["weights"]) == ("c0", "model.safetensors")
     assert command("export", site, "--client", "alone", "--out", "other").code == 0
-    assert "there are alone, global, personal" in command("export", site, "--client", "x", "--out", "z").err
+    assert "known: alone, global, personal" in command("export", site, "--client", "x", "--out", "z").err
 
 
 @pytest.mark.parametrize(

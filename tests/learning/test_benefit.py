@@ -128,7 +128,7 @@ def test_the_best_on_validation_is_chosen_and_of_equals_the_first() -> None:
 
 
 def test_a_model_without_predictions_is_named() -> None:
-    with pytest.raises(InputError, match="no predictions of 'alone'; there are personal"):
+    with pytest.raises(InputError, match="no predictions of 'alone'; known: personal"):
         Benefit.of(TASK, {"personal": saying(1, 2)}, zeros(2), joined="personal")
 
 

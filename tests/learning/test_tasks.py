@@ -219,7 +219,7 @@ def test_two_classes_have_a_positive_one() -> None:
     assert last["auroc"] == pytest.approx(sk.roc_auc_score(y == 1, p[:, 1]))
     three = Classification().of(samples([0, 1, 2])).metrics(torch.eye(3), torch.arange(3))
     assert "average_precision" not in three
-    with pytest.raises(InputError, match="it must be one of two classes, and there are 0, 1"):
+    with pytest.raises(InputError, match="it must be one of two classes; known: 0, 1"):
         Classification(positive="x").check(("0", "1"))
 
 

@@ -422,6 +422,6 @@ def test_an_objective_without_a_gradient_is_said() -> None:
 
 def test_a_model_that_is_not_there_is_told_with_those_that_are() -> None:
     trainer = Trainer({"personal": nn.Linear(1, 1), "meme": nn.Linear(1, 1)}, {}, Numbers())
-    with pytest.raises(InputError, match=r"models\['global'\]: no such model .*; there are personal, meme$"):
+    with pytest.raises(InputError, match=r"models\['global'\]: no such model .*; known: personal, meme$"):
         _ = trainer.models["global"]
     assert trainer.models.get("global") is None and "global" not in trainer.models

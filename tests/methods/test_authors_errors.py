@@ -273,7 +273,7 @@ CLIENTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "unknown model",
         {"near": own_typo},
-        "models['persnal']: no such model is trained here; there are personal, glo",
+        "models['persnal']: no such model is trained here; did you mean 'personal'? known: personal, glo",
     ),
 ]
 

@@ -84,7 +84,7 @@ def test_a_saved_run_says_it_too_and_its_report(federate: Federate, tmp_path: Pa
     result.save(tmp_path / "run")
     saved = mutua.load_run(tmp_path / "run")
     assert saved.benefit("b") == result.clients[1].benefit()
-    with pytest.raises(InputError, match="client: 'x' is not in it; there are a, b"):
+    with pytest.raises(InputError, match="client: 'x' is not in it; known: a, b"):
         saved.benefit("x")
     mutua.report(saved, html=tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()

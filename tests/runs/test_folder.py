@@ -271,7 +271,7 @@ def test_what_is_not_a_run(finished: Finished, tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"RUN: .* has no run\.json: it is not a finished run's folder"):
         RunFolder.open(tmp_path)
-    with pytest.raises(InputError, match=r"--client: 'c7' is not in .*; there are c0, c1"):
+    with pytest.raises(InputError, match=r"--client: 'c7' is not in .*; known: c0, c1"):
         RunFolder.open(finished()[0]).client("c7")
     with pytest.raises(InputError, match=r"--client: '\.\./c0' is not in"):
         RunFolder.open(finished()[0]).client("../c0")

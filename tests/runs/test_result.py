@@ -28,7 +28,7 @@ def test_a_result_can_be_extended_twice_and_stays_as_it_is(tmp_path: Path) -> No
 def test_who_is_not_there_is_said() -> None:
     made = federation()
     for strange in (made, quick(Independent(), made)):
-        with pytest.raises(InputError, match="client: 'c9' is not in it; there are c0, c1, c2"):
+        with pytest.raises(InputError, match="client: 'c9' is not in it; known: c0, c1, c2"):
             strange["c9"]
     with pytest.raises(InputError, match="method independent has no global that predicts alone"):
         quick(Independent(), made).global_predictor()

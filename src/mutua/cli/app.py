@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from mutua import __version__, errors
 from mutua.cli import (
@@ -28,23 +29,51 @@ from mutua.support import signals
 from mutua.support.output_streams import surviving_output
 
 TRACEBACK = "--traceback"
+QUOTED = "'([^']*)'"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-app.command("demo")(demo.demo_command)
-app.command("run")(running.run_command)
-app.command("compare")(studies.compare_command)
-app.command("reproduce")(studies.reproduce_command)
-app.command("watch")(watching.watch_command)
-app.command("report")(reporting.report_command)
-app.command("join")(trained_models.join_command)
-app.command("predict")(trained_models.predict_command)
-app.command("export")(trained_models.export_command)
-app.command("methods")(catalogue.methods_command)
-app.command("models")(catalogue.models_command)
-app.add_typer(data.app, name="data")
-app.add_typer(runs.app, name="runs")
-app.add_typer(deploy.app, name="deploy")
-app.add_typer(ledger.app, name="ledger")
+# By what a user wants to do; `rich_help_panel` is where typer keeps a command's group.
+START = "Start here"
+COMPARE = "Compare and report"
+USE = "Use the models of a run"
+FIND = "Find out what there is"
+DEPLOY = "Run a real federation"
+OTHER = "Other commands"
+
+
+class GroupedCommands(TyperGroup):
+    """Help that lists commands by group, as plain lines: they fit a narrow terminal and a screen reader."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands group by group."""
+        found: dict[str, list[tuple[str, str]]] = {of: [] for of in (START, COMPARE, USE, FIND, DEPLOY, OTHER)}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                group = getattr(command, "rich_help_panel", None)
+                said = command.get_short_help_str(formatter.width)
+                found[group if group in found else OTHER].append((name, said))
+        for group, rows in found.items():
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+
+
+app = typer.Typer(cls=GroupedCommands, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command("demo", rich_help_panel=START)(demo.demo_command)
+app.command("run", rich_help_panel=START)(running.run_command)
+app.command("watch", rich_help_panel=START)(watching.watch_command)
+app.command("compare", rich_help_panel=COMPARE)(studies.compare_command)
+app.command("report", rich_help_panel=COMPARE)(reporting.report_command)
+app.command("reproduce", rich_help_panel=COMPARE)(studies.reproduce_command)
+app.command("predict", rich_help_panel=USE)(trained_models.predict_command)
+app.command("join", rich_help_panel=USE)(trained_models.join_command)
+app.command("export", rich_help_panel=USE)(trained_models.export_command)
+app.command("methods", rich_help_panel=FIND)(catalogue.methods_command)
+app.command("models", rich_help_panel=FIND)(catalogue.models_command)
+app.add_typer(data.app, name="data", rich_help_panel=FIND)
+app.add_typer(runs.app, name="runs", rich_help_panel=FIND)
+app.add_typer(deploy.app, name="deploy", rich_help_panel=DEPLOY)
+app.add_typer(ledger.app, name="ledger", rich_help_panel=DEPLOY)
 
 
 @app.callback(invoke_without_command=True)
@@ -102,14 +131,16 @@ def _invoke() -> int:
 
 
 def _usage(said: str) -> str:
-    """What typer says of a wrong command line; versions before 0.26 word it otherwise, and suggest twice."""
+    """What typer says of a wrong command line, in our words; its versions word it differently."""
     said = said.rstrip(".").replace("Value error, ", "").replace("Input should be", "it must be")
     said = re.sub(r"^No such option '([^']+)'\.?", r"No such option: \1", said)
-    first, *again = re.split(r" \(?(?=Did you mean )", said)
-    known = re.findall("'([^']*)'", again[0]) if again else []
-    if known and first.startswith("No such option"):
-        return f"{first} (Possible options: {', '.join(known)})"
-    return f"{first} {again[0]}" if again else said
+    if choice := re.search(r"'([^']*)' is not one of ((?:'[^']*'(?:, )?)+)", said):
+        return said.replace(
+            choice[0], f"'{choice[1]}'; {errors.suggest(choice[1], re.findall(QUOTED, choice[2]))}"
+        )
+    first, *more = re.split(r"\.? \(?(?=Did you mean |Possible options: )", said)
+    known = re.findall(r"--?[\w-]+|(?<=')[^', ]+(?=')", more[0]) if more else []
+    return f"{first}; did you mean {' or '.join(map(repr, known))}?" if known else first
 
 
 def _complain(message: str, code: int) -> int:

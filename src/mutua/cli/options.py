@@ -72,7 +72,24 @@ Minutes = Annotated[
     float | None,
     typer.Option(help="Stop after this many minutes; the same command continues.", min=0, metavar="M"),
 ]
-ClientId = Annotated[str, typer.Option("--client", help="Whose model: a client's or newcomer's id.", metavar="ID")]
+
+
+def clients_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the ids of those that have a folder in the run that is named before."""
+    run = Path(next(iter(ctx.args), "."))  # while a line is completed, arguments are not taken yet
+    there = (card.parent.name for kind in ("clients", "newcomers") for card in run.glob(f"{kind}/*/card.json"))
+    return sorted(name for name in there if name.startswith(incomplete))
+
+
+ClientId = Annotated[
+    str,
+    typer.Option(
+        "--client",
+        help="Whose model: a client's or newcomer's id.",
+        metavar="ID",
+        autocompletion=clients_of_run,
+    ),
+]
 SAMPLES_HELP = "an .npz file, or a folder of images, which are resized to the model's input"
 
 

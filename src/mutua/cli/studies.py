@@ -114,10 +114,20 @@ def _stopped(sweep: Sweep, outcome: SweepOutcome) -> str:
     return f"{outcome.stopped}; {done}; to go on: the same command"
 
 
+def _items(incomplete: str) -> list[str]:
+    """For the shell, which cannot wait for torch: the files of all items."""
+    files = (Path(__file__).parents[1] / "studies" / "papers").glob("*/*.yaml")
+    return sorted(name for file in files if (name := f"{file.parent.name}/{file.stem}").startswith(incomplete))
+
+
 def reproduce_command(
     items: Annotated[
         list[str] | None,
-        typer.Argument(help="PAPER/ITEM, such as fedh2l/table-2, or PAPER for all of its items.", metavar="ITEM"),
+        typer.Argument(
+            help="PAPER/ITEM, such as fedh2l/table-2, or PAPER for all of its items.",
+            metavar="ITEM",
+            autocompletion=_items,
+        ),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the items of all papers.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="All items.")] = False,

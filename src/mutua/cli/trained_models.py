@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from mutua.cli.options import SAMPLES_HELP, AsJson, ClientId, RunDir, TrustCode, print_json, trust_names
+from mutua.cli.options import (
+    SAMPLES_HELP,
+    AsJson,
+    ClientId,
+    RunDir,
+    TrustCode,
+    clients_of_run,
+    print_json,
+    trust_names,
+)
 from mutua.errors import InputError
 
 
@@ -92,7 +101,11 @@ def export_command(
     run_dir: RunDir,
     client: Annotated[
         str | None,
-        typer.Option(help="Whose model: a client's or newcomer's id. Of a site's folder: which.", metavar="ID"),
+        typer.Option(
+            help="Whose model: a client's or newcomer's id. Of a site's folder: which.",
+            metavar="ID",
+            autocompletion=clients_of_run,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the model. Default: ID-export.", metavar="DIR")

@@ -39,7 +39,7 @@ from mutua.deploy.keys import (
     registered_form,
     server_certificate,
 )
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.federation import Federation
 from mutua.federation.privacy import Privacy
 from mutua.methods.base import Method
@@ -171,8 +171,7 @@ class Organiser:
         """Take a client's key out: the server lets it in no more."""
         path = self.path / "keys" / f"{client}.pub"
         if not path.is_file():
-            there = ", ".join(sorted(self.keys())) or "none"
-            raise InputError(f"CLIENT: '{client}' has no key here; there are {there}")
+            raise InputError(f"CLIENT: '{client}' has no key here; {suggest(client, sorted(self.keys()))}")
         revoked = self.path / "keys" / "revoked"
         revoked.mkdir(exist_ok=True)
         number = len(list(revoked.iterdir()))

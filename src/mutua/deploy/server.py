@@ -16,7 +16,7 @@ from mutua.deploy.flower_signatures import KEYS_VARIABLE, REFUSED
 from mutua.deploy.keys import expires
 from mutua.deploy.organiser import Organiser, certify
 from mutua.deploy.supervisor import Kept, NewLines, Stop, _stop
-from mutua.errors import InputError, RunError
+from mutua.errors import InputError, RunError, suggest
 from mutua.runs.folder import RunFolder
 from mutua.support.files import write_file
 from mutua.support.folders import FolderLock
@@ -172,12 +172,13 @@ def unfinished_run(organiser: Organiser) -> Path | None:
 def join_and_watch(organiser: Organiser, client: str, say: Callable[[str], None], run: str | None = None) -> Path:
     """Let a client that took no part join the newest run that is over, or this one."""
     if client not in [*organiser.keys()]:
-        raise InputError(f"CLIENT: '{client}' has no key here; first: mutua deploy add {organiser.path} {client}")
+        known = suggest(client, sorted(organiser.keys()), f"first: mutua deploy add {organiser.path} {client}")
+        raise InputError(f"CLIENT: '{client}' has no key here; {known}")
     over = sorted(path for path in organiser.path.glob("runs/*") if path.is_dir() and RunFolder(path).finished)
     folder = next((path for path in reversed(over) if run in (None, path.name)), None)
     if folder is None:
-        there = ", ".join(path.name for path in over) or "none"
-        raise InputError(f"--run: no finished run {run or 'to join'}; there are {there}")
+        there = suggest(run or "", [path.name for path in over])
+        raise InputError(f"--run: no finished run {run or 'to join'}; {there}")
     _watch(organiser, folder, say, f"bringing {client} the global of {folder}", join=client)
     return folder
 

@@ -18,7 +18,7 @@ from mutua.engines.client_worker import device
 from mutua.engines.site import LEDGER, last_brief
 from mutua.engines.site_store import SiteStore
 from mutua.engines.work import as_fault
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.module_pool import Modules, weights_of
 from mutua.federation.site_ledger import entries
 from mutua.learning.benefit import Benefit
@@ -116,7 +116,7 @@ def model_to_export(folder: Path, name: str | None) -> SavedModel:
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"RUN: {path} is damaged; write it anew: mutua deploy benefit {folder}") from None
     if (chosen := name or serve) not in there:
-        raise InputError(f"--client: '{chosen}' is no model of this site; there are {', '.join(there)}")
+        raise InputError(f"--client: '{chosen}' is no model of this site; {suggest(chosen, there)}")
     return SavedModel(folder / MODELS / chosen)
 
 
@@ -127,7 +127,7 @@ def _run(folder: Path, given: str | None) -> str:
         raise InputError("FOLDER: this site has taken part in no run yet; first: mutua deploy client")
     by_id = {path.name: path for path in there}
     if given is not None and given not in by_id:
-        raise InputError(f"--run: '{given}' is not here; there are {', '.join(sorted(by_id))}")
+        raise InputError(f"--run: '{given}' is not here; {suggest(given, sorted(by_id))}")
     newest = max(there, key=lambda path: (path / "commits.json").stat().st_mtime_ns)
     return given or newest.name
 

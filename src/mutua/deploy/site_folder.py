@@ -28,7 +28,7 @@ from mutua.data.tabular_reading import read_labelled
 from mutua.deploy.agreement import RECIPE, Agreement
 from mutua.engines.client_worker import device
 from mutua.engines.site import Site
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.client import Client
 from mutua.federation.model_checks import check_models
 from mutua.federation.site_policy import SitePolicy
@@ -102,8 +102,8 @@ class SiteFolder:
         path = self.path / SETTINGS
         found = checked(SiteSettings, read_yaml(path, "FOLDER"), path)
         if found.client not in self.agreed.file.clients:
-            there = ", ".join(self.agreed.file.clients)
-            raise InputError(f"{path}: client: '{found.client}' is not of this deployment; there are {there}")
+            known = suggest(found.client, self.agreed.file.clients)
+            raise InputError(f"{path}: client: '{found.client}' is not of this deployment; {known}")
         return found
 
     @cached_property

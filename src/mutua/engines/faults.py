@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.federation import Federation
 from mutua.seeds import numpy_stream
 from mutua.support.configuration import PathLike, Spec, explain, read_yaml
@@ -76,7 +76,7 @@ class Faults(Spec):
                 strange = [client for client in fault.clients or () if client not in known]
                 if strange:
                     where = f"faults.{section}.{i}.clients"
-                    raise InputError(f"{where}: '{strange[0]}' is no client; known: {', '.join(known)}")
+                    raise InputError(f"{where}: '{strange[0]}' is no client; {suggest(strange[0], known)}")
 
     def absent(self, seed: int, client: str, round: int) -> bool:
         """Whether the client is absent in this round; `seed` is the run's."""

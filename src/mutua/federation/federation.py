@@ -19,7 +19,7 @@ from mutua.data.samples import Preprocess, Samples, concatenate, undeclared
 from mutua.data.splits import ClientData, DealtSamples, Split, split_and_deal
 from mutua.data.tabular_reading import given_tables
 from mutua.data.targets import NAMED
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.client import Client
 from mutua.federation.client_checks import check_aims, check_ids, each_a_client, one_each
 from mutua.federation.clients import Clients
@@ -161,9 +161,7 @@ class Federation:
         try:
             return self.clients[self._numbers[client_id]]
         except KeyError:
-            raise InputError(
-                f"client: {client_id!r} is not in it; there are {some(list(self._numbers))}"
-            ) from None
+            raise InputError(f"client: {client_id!r} is not in it; {suggest(client_id, self._numbers)}") from None
 
     @classmethod
     def from_arrays(

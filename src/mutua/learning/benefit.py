@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.learning.expert_weights import regret_bounds
 from mutua.learning.headline import Headline
 from mutua.learning.intervals import by_paired_bootstrap, of_paired_shares
@@ -108,7 +108,7 @@ class Benefit:
         """
         for name in (joined, alone, serve or joined):
             if name not in predictions:
-                raise InputError(f"benefit: no predictions of '{name}'; there are {', '.join(predictions)}")
+                raise InputError(f"benefit: no predictions of '{name}'; {suggest(name, predictions)}")
         metric = task.headline.metric
         scores, gains = [], []
         for name, said in predictions.items():

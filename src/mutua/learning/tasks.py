@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from mutua.data.samples import Samples
 from mutua.data.targets import TaskKind, task_kind
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.learning.headline import Headline
 from mutua.learning.task_behaviour import LabelTask, Task, ValueTask, balanced_weights
 from mutua.support.configuration import Spec, checked
@@ -54,8 +54,8 @@ class Classification(_Weighted):
         self._check_names(classes, "classes")
         if self.positive is not None and (len(classes) != 2 or self.positive not in classes):
             raise InputError(
-                f"task.positive: '{self.positive}'; it must be one of two classes, and there are "
-                f"{', '.join(classes)}"
+                f"task.positive: '{self.positive}'; it must be one of two classes; "
+                f"{suggest(self.positive, classes)}"
             )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mutua.data.samples import Samples
 from mutua.data.transforms import Augment, augment
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.learning.memory_layout import laid_out
 from mutua.learning.optimizers import Stepper
 from mutua.learning.task_behaviour import Task
@@ -54,7 +54,7 @@ class Numbers:
         self.__dict__[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"no hyper-parameter '{name}'; there are {', '.join(self.__dict__)}")
+        raise AttributeError(f"no hyper-parameter '{name}'; {suggest(name, self.__dict__)}")
 
 
 Models = Mapping[str, nn.Module]
@@ -64,7 +64,7 @@ class _Named(dict[str, nn.Module]):
     """Models by name, which says the names that there are."""
 
     def __missing__(self, name: str) -> nn.Module:
-        raise InputError(f"models[{name!r}]: no such model is trained here; there are {', '.join(self)}")
+        raise InputError(f"models[{name!r}]: no such model is trained here; {suggest(name, self)}")
 
 
 Terms = dict[str, Tensor]
@@ -225,9 +225,8 @@ class Trainer:
             )
         for name, term in terms.items():
             if self._known is not None and name not in self._known:
-                known = ", ".join(map(repr, sorted(self._known)))
                 raise InputError(
-                    f"objective: unknown term {name!r}; known: {known}; "
+                    f"objective: unknown term {name!r}; {suggest(name, sorted(self._known))}; "
                     "one of your own is declared by terms = (...,) in the method's class"
                 )
             if not isinstance(term, Tensor) or term.dim():

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from mutua.errors import InputError, line
+from mutua.errors import InputError, line, suggest
 from mutua.reports.console import show_notes
 from mutua.rounds.events import Callback, Event, Finished, RoundEnded, Started, Stopped
 from mutua.support.configuration import PathLike, local_path
@@ -98,7 +98,8 @@ def _maker(name: str) -> Callable[[Path], Logger]:
     if ":" in name:
         return import_object(name, "--log")  # type: ignore[no-any-return]
     if name != "tensorboard":
-        raise InputError(f"--log: '{name}' is not a logger; give tensorboard, or package.module:Class of your own")
+        known = suggest(name, ["tensorboard"])
+        raise InputError(f"--log: '{name}' is not a logger; {known}, or package.module:Class of your own")
     try:
         import tensorboard  # noqa: F401
     except ImportError:

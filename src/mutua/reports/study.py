@@ -30,7 +30,7 @@ from mutua.studies.measures import (
 )
 from mutua.studies.statistics import Spread
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path, similar_path
 from mutua.support.files import reason
 
 Value = float | None
@@ -317,7 +317,8 @@ def _number(value: Any) -> Value:
 
 def _comparison(path: Path) -> Study:
     if not path.is_dir():
-        raise InputError(f"RUN: {path} is not a folder; give the one that 'mutua run' or 'mutua compare' named")
+        way_out = f"{similar_path(path)}give the one that 'mutua run' or 'mutua compare' named"
+        raise InputError(f"RUN: {path} is not a folder; {way_out}")
     study = Study(path, ())
     told = _listed_runs(path / COMPARISON)
     if not told:

@@ -9,13 +9,15 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from mutua.errors import InputError, suggest
 from mutua.federation.plan import Selection
-from mutua.learning.headline import ACCURACY, Headline
+from mutua.learning.headline import ACCURACY, METRICS, Headline
 from mutua.learning.metrics import Metrics
 from mutua.support.row_log import Log
 from mutua.support.text import some
 
 Key = tuple[str, str, str, str]
+MODELS = ("predictor", "global", "personal", "meme")
 EVERY_ROUND = ("loss", "opted_in", "wdp", "cdp", "acc")
 """What is measured after every evaluation, beside the task's headline metric."""
 
@@ -277,6 +279,7 @@ class History(Log[Row]):
 
         It is `without` these clients or, of predictors, without those that have not trained, unless none has.
         """
+        self._check_names(model=model, metric=metric)
         metric = metric or self.headline.metric
         sums = dict(self._means.get((model, split, metric), {}))
         out = without if without is not None else self._untrained if model == "predictor" else ()
@@ -290,6 +293,16 @@ class History(Log[Row]):
             if len(values) < number:
                 sums[round] = total - sum(values), number - len(values)
         return [(round, total / number) for round, (total, number) in sorted(sums.items())]
+
+    def _check_names(self, **given: str | None) -> None:
+        """Refuse a name of which there is no row, unless it is one of the usual: a typing error has no curve."""
+        usual = {"model": MODELS, "metric": (*METRICS, *EVERY_ROUND)}
+        for field, name in given.items():
+            known = [*usual[field], *(row[Row._fields.index(field) - 2] for row in self._rests)]
+            if name is not None and name not in known:
+                raise InputError(
+                    f"{field}: {name!r} is not in this history; {suggest(name, dict.fromkeys(known))}"
+                )
 
     def served_curve(self, without: Collection[str] | None = None) -> list[tuple[int, float]]:
         """The predictors' curve; only its end if all predictors were made after the last round."""

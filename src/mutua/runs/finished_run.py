@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.plan import Selection
 from mutua.learning import intervals
 from mutua.rounds.participation import left_out
 from mutua.runs.summary import notebook_page, reported, sheet
-from mutua.support.text import Sheet, several, some
+from mutua.support.text import Sheet, several
 
 if TYPE_CHECKING:
     from mutua.federation.ledger import Ledger
@@ -174,7 +174,7 @@ class FinishedRun(Generic[C]):
 
 def not_in_it(client_id: object, known: Sequence[str]) -> InputError:
     """Says that a run has no such client, and which it has."""
-    return InputError(f"client: {client_id!r} is not in it; there are {some(known)}")
+    return InputError(f"client: {client_id!r} is not in it; {suggest(client_id, known)}")
 
 
 def mean_of_known(values: Sequence[float | None], weights: Sequence[int] | None = None) -> float | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.ledger import Direction, Entry, Ledger
 from mutua.federation.plan import Plan
 from mutua.learning.headline import ACCURACY, Headline
@@ -31,7 +31,7 @@ from mutua.runs.inputs import Inputs, recipe_of
 from mutua.runs.saved_models import SavedModel, StoredJson, read_json
 from mutua.runs.summary import reported
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path, similar_path
 from mutua.support.files import reason, write_file
 from mutua.support.folders import refuse_links
 from mutua.support.growing_files import EventLog, GrowingTable
@@ -198,8 +198,7 @@ class RunFolder:
         """The model that this client serves with."""
         known = self.clients()
         if client_id not in known:
-            there = ", ".join(known) or "none"
-            raise InputError(f"{field}: '{client_id}' is not in {self.path}; there are {there}")
+            raise InputError(f"{field}: '{client_id}' is not in {self.path}; {suggest(client_id, known)}")
         return SavedModel(known[client_id])
 
     def shared(self) -> SavedModel:
@@ -219,7 +218,7 @@ def no_run(path: Path, what: str) -> InputError:
     elif (path / "comparison.json").is_file():
         runs = some([found.parent.name for found in sorted(path.glob("*/run.json"))])
         return InputError(f"RUN: {path} is a comparison; give one of its runs ({runs})")
-    return InputError(f"RUN: {path} {what}; give the folder that 'mutua run' named")
+    return InputError(f"RUN: {path} {what}; {similar_path(path)}give the folder that 'mutua run' named")
 
 
 def _round(text: str) -> int:

@@ -15,7 +15,7 @@ from mutua.recipe.checkpoint_settings import CheckpointSettings as Settings
 from mutua.runs.folder import RunFolder, no_run
 from mutua.runs.inputs import changed_fields
 from mutua.support import safe_reading
-from mutua.support.configuration import PathLike, explain, local_path
+from mutua.support.configuration import PathLike, explain, local_path, similar_path
 from mutua.support.folders import folder_bytes, in_use
 
 A = TypeVar("A")
@@ -161,7 +161,7 @@ def find_runs(under: PathLike) -> tuple[list[RunOverview], list[str]]:
     """The runs in a folder and in the comparisons in it, by name; and what is wrong with others."""
     under = local_path(under, "DIR")
     if not under.is_dir():
-        raise InputError(f"DIR: {under} is not a folder; give one that holds runs")
+        raise InputError(f"DIR: {under} is not a folder; {similar_path(under)}give one that holds runs")
     places = sorted([*under.glob("*/recipe.yaml"), *under.glob("*/*/recipe.yaml")])
     return _each(RunOverview.of, [place.parent for place in places])
 

@@ -20,7 +20,7 @@ from mutua.runs.checkpoints import Manifest, TableEnds
 from mutua.runs.folder import RunFolder
 from mutua.runs.inputs import HashProgress, changed_fields, first_changes
 from mutua.runs.recording import Recorder, only_leftovers, versions
-from mutua.support.configuration import PathLike, local_path
+from mutua.support.configuration import PathLike, local_path, similar_path
 from mutua.support.files import cannot_write, sync
 from mutua.support.folders import FolderLock, refuse_links
 from mutua.support.growing_files import SCHEMA, ends_incomplete
@@ -200,7 +200,8 @@ def _check_begun(path: Path) -> None:
     if RunFolder.begun(path):
         return
     if not path.is_dir():
-        raise InputError(f"--resume: {path} is not a folder; give the folder that 'mutua run' named")
+        way_out = f"{similar_path(path)}give the folder that 'mutua run' named"
+        raise InputError(f"--resume: {path} is not a folder; {way_out}")
     way_out = "give the folder that 'mutua run' named"
     if only_leftovers(path):
         way_out = f"begin one there: mutua run RECIPE --out {shlex.quote(str(path))}"

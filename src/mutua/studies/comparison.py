@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from mutua.engines.choice import EngineChoice
-from mutua.errors import InputError
+from mutua.errors import InputError, suggest
 from mutua.federation.federation import Federation
 from mutua.federation.plan import Plan
 from mutua.methods import base
@@ -133,7 +133,7 @@ class Comparison:
         """The results of a method, in the order of the seeds."""
         known = list(self.summary)
         if label not in known:
-            raise InputError(f"comparison: '{label}' is not in it; there are {', '.join(known)}")
+            raise InputError(f"comparison: '{label}' is not in it; {suggest(label, known)}")
         return [one.result for one in self.runs if one.label == label]
 
     @cached_property
@@ -150,7 +150,7 @@ class Comparison:
         _ = self[label]
         known = self.summary[label]["difference"]
         if measure not in known:
-            raise InputError(f"measure: '{measure}' is not compared; there are {', '.join(known)}")
+            raise InputError(f"measure: '{measure}' is not compared; {suggest(measure, known)}")
         return dict(known[measure])
 
     @property

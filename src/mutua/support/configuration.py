@@ -225,13 +225,23 @@ def whole_number(given: Any, field: str, least: int = 1) -> int:
     return number
 
 
+def similar_path(path: Path) -> str:
+    """`did you mean 'runs/first'? `, if there is nothing at a path and something with a similar name beside it."""
+    try:
+        stems = [beside.stem for beside in path.parent.iterdir() if beside.suffix == path.suffix]
+        hint = "" if path.exists() else suggest(path.stem, stems, "")
+    except OSError:
+        return ""
+    return hint and hint.replace("'?", f"{path.suffix}'? ")
+
+
 def read_yaml(path: PathLike, what: str) -> dict[str, Any]:
     """The keys and values of a YAML file; a complaint calls it `what`."""
     path = local_path(path, what)
     try:
         text = safe_reading.read_text(path, safe_reading.MAX_YAML_CHARACTERS)
     except OSError as error:
-        raise InputError(f"{what}: {path}: {error.strerror}; give a YAML file") from None
+        raise InputError(f"{what}: {path}: {error.strerror}; {similar_path(path)}give a YAML file") from None
     except safe_reading.Unreadable as error:
         raise InputError(f"{what}: {path}: {error}; give a YAML file") from None
     try:
