@@ -86,7 +86,7 @@ def test_names_in_python(saved: Path, tiny: dict[str, Any]) -> None:
         ("data gett mnist", "get"),
         ("run tiny.yaml --sedd 1", "--seed"),
         ("run tiny.yaml --device cup", "cpu"),
-        ("run tyni.yaml", "tiny.yaml"),
+        ("run tinny.yaml", "tiny.yaml"),
         ("run tiny.yaml --set ronds=1", "rounds"),
         ("run tiny.yaml --log tensorbord", "tensorboard"),
         ("run --resume runs/frist", "first"),

@@ -123,7 +123,10 @@ class Returning(FML):
             "objective: it returned a Tensor; give named terms, such as {'personal': loss}",
         ),
         (lambda t: None, "objective: it returned a NoneType; give named terms"),
-        (lambda t: {**t, "mene": t["meme"]}, "objective: unknown term 'mene'; known: 'meme', 'personal'; "),
+        (
+            lambda t: {**t, "mene": t["meme"]},
+            "objective: unknown term 'mene'; did you mean 'meme'? known: meme, personal; ",
+        ),
         (
             lambda t: {"personal": t["personal"]},
             r"objective: no term (personal) reaches model 'meme', which is trained; ",

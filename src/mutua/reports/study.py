@@ -317,8 +317,7 @@ def _number(value: Any) -> Value:
 
 def _comparison(path: Path) -> Study:
     if not path.is_dir():
-        way_out = f"{similar_path(path)}give the one that 'mutua run' or 'mutua compare' named"
-        raise InputError(f"RUN: {path} is not a folder; {way_out}")
+        raise InputError(f"RUN: {path} is not a folder; {similar_path(path)}give one that mutua named")
     study = Study(path, ())
     told = _listed_runs(path / COMPARISON)
     if not told:

@@ -17,7 +17,7 @@ from mutua.support.row_log import Log
 from mutua.support.text import some
 
 Key = tuple[str, str, str, str]
-MODELS = ("predictor", "global", "personal", "meme")
+USUAL_MODELS = ("predictor", "global", "personal", "meme")
 EVERY_ROUND = ("loss", "opted_in", "wdp", "cdp", "acc")
 """What is measured after every evaluation, beside the task's headline metric."""
 
@@ -296,7 +296,7 @@ class History(Log[Row]):
 
     def _check_names(self, **given: str | None) -> None:
         """Refuse a name of which there is no row, unless it is one of the usual: a typing error has no curve."""
-        usual = {"model": MODELS, "metric": (*METRICS, *EVERY_ROUND)}
+        usual = {"model": USUAL_MODELS, "metric": (*METRICS, *EVERY_ROUND)}
         for field, name in given.items():
             known = [*usual[field], *(row[Row._fields.index(field) - 2] for row in self._rests)]
             if name is not None and name not in known:
