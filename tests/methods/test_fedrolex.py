@@ -230,7 +230,11 @@ def test_a_reply_that_is_not_the_clients_part_is_refused(federate: Federate, sim
 
 def test_what_is_no_part_is_refused_by_name(federate: Federate, nets: SimpleNamespace) -> None:
     for models, shared, why in (
-        (nets.wide, nets.plain, r"client a: its wide is no part of the global's plain: layer 'body' has 9 units"),
+        (
+            nets.wide,
+            nets.plain,
+            r"client a: its wide is no part of the global's plain, as fedrolex needs it: layer 'body' has 9 units",
+        ),
         (nets.normed, nets.plain, r"layer 'drop' is in only one of the two"),
         (
             nets.plain,

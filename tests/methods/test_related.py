@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import mutua
 from conftest import assert_repeatable
@@ -306,6 +307,44 @@ def test_clients_may_have_other_designs_where_the_method_says_so(
     own = [run.engine.kept[2, "b"].get("personal", {}), *(part.arrays for part in parts)]
     bodies = [arrays[name] for arrays in own for name in ("body.weight", "body.body.weight") if name in arrays]
     assert 6 in {len(body) for body in bodies}, "a plain body of 6 units learns at b"
+
+
+class Headless(nn.Module):
+    """A model without a head, and so without features."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(channels, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores."""
+        return x @ self.matrix
+
+
+PRIVATE = {"clip": 1.0, "noise": 1.0, "randomness": "seeded"}
+
+
+@FIRST
+def test_what_it_cannot_do_is_refused_by_name_before_anything_runs(
+    row: Row, nets: SimpleNamespace, federate: Federate
+) -> None:
+    """A partial global, a model without a head, and noise: what is not refused goes through all of a run."""
+    plain, body = {"name": nets.plain}, {"name": nets.plain, "share": "body"}
+    cases: list[tuple[Any, dict[str, Any]]] = [(body, {}), (Headless, {}), (plain, {"privacy": PRIVATE})]
+    cases += [(plain, {"privacy": {**PRIVATE, "level": "example"}})]
+    for shared, given in cases:
+        own = Headless if shared is Headless else nets.plain
+        federation = arranged(federate((9, 5), models=own, global_model=shared), row)
+        plan = {"rounds": 1, "batch_size": 4, "device": "cpu", "workers": 1, "progress": False, **PLAN}
+        said = None
+        try:
+            result = mutua.run(row.method, federation, **{**plan, **given})
+        except InputError as refused:
+            said = str(refused)
+        if said is None:
+            assert all(client.accuracy() is not None for client in result.clients)
+        else:
+            assert row.name in said or "has no head" in said
 
 
 @pytest.mark.parametrize("name", sorted({row.name for row in ROWS}))

@@ -93,7 +93,7 @@ def parts_of_global(federation: Federation, why: str, most: int) -> None:
         try:
             fits(build(shared, client, 0), build(client.model, client, 0))
         except InputError as error:
-            what = f"its {client.model.title} is no part of the global's {shared.title}"
+            what = f"its {client.model.title} is no part of the global's {shared.title}, as {why} needs it"
             raise InputError(f"client {client.id}: {what}: {error}") from None
 
 

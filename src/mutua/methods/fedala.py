@@ -15,7 +15,7 @@ from torch import nn
 
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
-from mutua.federation.model_checks import whole_global
+from mutua.federation.model_checks import global_features, whole_global
 from mutua.learning.trainer import Batch, whole_batch
 from mutua.methods.base import register
 from mutua.methods.fedavg import Averaging
@@ -41,8 +41,9 @@ class FedALA(Averaging):
     first_passes: int = Field(10, ge=1)
 
     def arrange(self, federation: Federation) -> Federation:
-        """The global must be whole: its last layers are merged, and an adaptor is nobody else's."""
+        """The global must have a head and be whole: its last layers are merged, an adaptor is nobody else's."""
         whole_global(federation, "fedala merges the global's last layers")
+        global_features(federation, self.name)
         return super().arrange(federation)
 
     def models(self, client: Participant, brief: Message | None) -> dict[str, nn.Module]:

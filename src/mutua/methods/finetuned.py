@@ -12,7 +12,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
+from mutua.federation.federation import Federation
 from mutua.federation.message import Message
+from mutua.federation.model_checks import global_features
 from mutua.learning.early_stopping import EarlyStopping
 from mutua.learning.trainer import Batch, Models, Numbers, Terms, whole_batch
 from mutua.methods.base import register
@@ -43,6 +45,12 @@ class FineTuned(FedAvg):
         if self.lam is not None and self.tune not in USUAL:
             raise ValueError(f"lam: {self.lam:g}, but tune '{self.tune}' has none; leave it out, or use ewc or kd")
         return self
+
+    def arrange(self, federation: Federation) -> Federation:
+        """Where the head alone is tuned, the global must have one."""
+        if self.tune == "freeze-body":
+            global_features(federation, f"{self.name} with tune 'freeze-body'")
+        return super().arrange(federation)
 
     @property
     def stops_early(self) -> bool:

@@ -106,10 +106,10 @@ def times_narrower(arrays: Tensors, part: Tensors) -> Tensors:
 
 @contextmanager
 def scaled_up(model: nn.Module, times: Tensors) -> Iterator[None]:
-    """In here these layers give so many times as much while they train, as under dropout."""
+    """In here these layers give so many times as much, as under dropout in training."""
 
     def scaled(more: float, layer: nn.Module, given: object, output: Tensor) -> Tensor:
-        return output * more if layer.training else output
+        return output * more
 
     layers = dict(model.named_modules())
     hooks = [layers[name].register_forward_hook(partial(scaled, float(more))) for name, more in times.items()]
