@@ -549,7 +549,7 @@ def test_opted_out_samples_are_learned_from_at_home(simulate: Simulate, identica
 HONOUR = {"mixture", "fedavg", "fedprox", "finetuned", "independent", "aggregated"} | {
     *("ditto", "apfl", "l2gd", "perfedavg", "fedper", "fedbn", "fedala", "fd", "mocha", "datasharing"),
     *("fedrep", "lgfedavg", "afl", "fedopt", "reptile", "feddf", "fedrod", "fedbabu", "scaffold", "moon"),
-    *("fedsem", "cfl", "fedrolex", "fedgkt", "pfedbayes"),
+    *("fedsem", "cfl", "fedrolex", "fedgkt", "pfedbayes", "no-regret", "alone-again"),
 }
 
 

@@ -66,7 +66,7 @@ def complaint(model: type[BaseModel], at: str = "", **given: Any) -> str:
         ({"kind": {"kind": "iid", "clients": 0}}, "kind.clients: 0; it must be at least 1"),
         (
             {"kind": {"kind": "iid", "clients": 2, "alpha": 1}},
-            "kind.alpha: unknown key; known: seed, clients, kind",
+            "kind.alpha: unknown key; known: seed, shift, clients, kind",
         ),
         ({"kind": "iid"}, "kind: 'iid'; it must be keys and values, such as {key: value}"),
         ({"rate": {"schedule": "linear", "start": 1}}, "rate.end: missing; it must be given"),
