@@ -54,6 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data": {"name": "text", "path": "said.npz", "text": "said", "target": "opinion", "length": 6},
         "models": {"global": "text-cnn"},
     },
+    "pfedbayes": {"method": "pfedbayes", "models": {"global": "linear"}},
     "fedmd": {"method": {"name": "fedmd", "public_epochs": 1, "private_epochs": 1}, "public": {"share": 0.2}},
     "fedh2l": {"method": "fedh2l", "public": {"share": 0.2}},
 }

@@ -133,8 +133,7 @@ class SiteFolder:
                 ) from None
         among = replace(roster, clients=tuple(made if c.id == made.id else c for c in roster.clients))
         check_models(replace(roster, clients=(made,)), agreed.recipe.method.needs_global)
-        agreed.recipe.method.arrange(among)
-        return made
+        return agreed.recipe.method.arrange(among)[made.id]
 
     def site(self) -> Site:
         """The site, ready for requests."""
