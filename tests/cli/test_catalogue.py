@@ -17,7 +17,9 @@ def test_methods_and_models(command: Command) -> None:
     for column in (
         "options",
         "leaves a client",
-        "different models",
+        "models",
+        "classes",
+        "data",
         "the server",
         "weights sent",
         "sent per round",

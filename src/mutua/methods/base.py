@@ -65,6 +65,8 @@ class Method(Spec, ABC):
     """Whether every client's personal model must have the global's design."""
     needs_features: ClassVar[bool] = False
     """Whether all clients' models must give their heads features of one width."""
+    own_classes: ClassVar[bool] = False
+    """Whether clients may have lists of classes of their own (`models.global.share: body`, or no global)."""
     different_data: ClassVar[bool] = False
     """Whether it is made for clients with different data."""
     server_does: ClassVar[str] = "nothing"
@@ -277,6 +279,7 @@ class Hub(Method):
     """A method in which clients fork a global model and send their trained memes to be merged."""
 
     needs_global: ClassVar[bool] = True
+    own_classes: ClassVar[bool] = True
     server_does: ClassVar[str] = "merges weights"
     combine: merging.Combiner = Field(default_factory=merging.Mean)
     max_norm_ratio: float | None = Field(None, gt=1)

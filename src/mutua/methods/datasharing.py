@@ -28,6 +28,7 @@ class DataSharing(FedAvg):
     """FedAvg from a global that was warmed up on a public set; each client trains on a private draw of it too."""
 
     name: ClassVar[str] = "datasharing"
+    own_classes: ClassVar[bool] = False
     any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = False

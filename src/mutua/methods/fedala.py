@@ -31,6 +31,7 @@ class FedALA(Averaging):
     """FedAvg whose clients start from the global with their own last layers merged in, by learned weights."""
 
     name: ClassVar[str] = "fedala"
+    own_classes: ClassVar[bool] = False
     any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = False

@@ -24,6 +24,7 @@ class FedBABU(Averaging):
     """FedAvg of a body under one head that nobody trains; after the last round each client tunes the whole."""
 
     name: ClassVar[str] = "fedbabu"
+    own_classes: ClassVar[bool] = False
     any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = True

@@ -32,6 +32,7 @@ class FedDF(Averaging):
     """FedAvg's clients, a global for each of their designs; the server distils all memes into each."""
 
     name: ClassVar[str] = "feddf"
+    own_classes: ClassVar[bool] = False
     honours_opt_out: ClassVar[bool] = True
     any_task: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = True

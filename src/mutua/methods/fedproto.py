@@ -32,6 +32,7 @@ class FedProto(Method):
 
     name: ClassVar[str] = "fedproto"
     own_models: ClassVar[bool] = True
+    own_classes: ClassVar[bool] = True
     needs_features: ClassVar[bool] = True
     different_data: ClassVar[bool] = True
     server_does: ClassVar[str] = "averages prototypes"

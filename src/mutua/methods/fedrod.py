@@ -30,6 +30,7 @@ class FedRoD(Averaging):
     """FedAvg with a loss that evens out class counts; on its features each client has a second head of its own."""
 
     name: ClassVar[str] = "fedrod"
+    own_classes: ClassVar[bool] = False
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = False
     different_data: ClassVar[bool] = True

@@ -31,6 +31,7 @@ class FedRolex(Averaging):
     """One wide global; each client trains as many units of a layer as its own model has, others every round."""
 
     name: ClassVar[str] = "fedrolex"
+    own_classes: ClassVar[bool] = False
     any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = True

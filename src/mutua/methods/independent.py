@@ -23,6 +23,7 @@ class Independent(Method):
     name: ClassVar[str] = "independent"
     any_task: ClassVar[bool] = True
     own_models: ClassVar[bool] = True
+    own_classes: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     patience: int | None = Field(None, ge=1)
     """With it a client trains once, until validation says stop, instead of rounds × epochs."""
@@ -112,6 +113,7 @@ class Aggregated(Independent):
     """Each client trains alone on its own data and the whole public set. Nothing leaves."""
 
     name: ClassVar[str] = "aggregated"
+    own_classes: ClassVar[bool] = False
     any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True

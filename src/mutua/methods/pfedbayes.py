@@ -28,6 +28,7 @@ class PFedBayes(Averaging):
     """A personal model of uncertain weights, held near the global one; the meme follows it and is merged."""
 
     name: ClassVar[str] = "pfedbayes"
+    own_classes: ClassVar[bool] = False
     any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = False

@@ -33,6 +33,7 @@ class Scaffold(Averaging):
     """FedAvg whose local steps go along g − c_k + c: controls say where a client's gradients point, and all."""
 
     name: ClassVar[str] = "scaffold"
+    own_classes: ClassVar[bool] = False
     any_task: ClassVar[bool] = True
     honours_opt_out: ClassVar[bool] = True
     only_own_gradients: ClassVar[bool] = False

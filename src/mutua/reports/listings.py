@@ -47,20 +47,22 @@ def show_methods() -> None:
         "your own: package.module:Class, a subclass of mutua.Method (docs/own-method.md)\n",
     )
     facts = console.table(
-        ["name", "different models", "different data", "opt-out", "the server", "weights sent", "sent per round"]
+        ["name", "models", "classes", "data", "opt-out", "the server", "weights sent", "sent per round"]
     )
     only = [n for n, m in known.items() if m.needs_classes or not promised(type(m), "any_task")]
     for name, method in known.items():
         usual = [base.BANDWIDTH[kind] for kind in method.shares.values() if kind in base.BANDWIDTH]
         sent = [method.reply_grows_with] if method.reply_grows_with else usual or ["nothing"]
-        can = method.own_models, method.different_data, promised(type(method), "honours_opt_out")
+        can = [method.own_models, method.own_classes, method.different_data]
+        can.append(promised(type(method), "honours_opt_out"))
         weights = Kind.WEIGHTS in method.shares.values()
         facts.add_row(name, *map(_yes, can), method.server_does, _yes(weights), ", ".join(sent))
     console.show_table(
         "what they can do and what they cost",
         facts,
-        "different models: each client may have a model of its own design",
-        "different data: made for clients whose data differ",
+        "models: each client may have a model of its own design",
+        "classes: each client may have a list of classes of its own (models.global.share: body, or no global)",
+        "data: made for clients whose data differ",
         "opt-out: samples that are opted out of the federation (opt_out) change nothing that leaves a client",
         "the server: what it does with what clients send",
         "weights sent: whether a model's weights leave a client",
