@@ -10,6 +10,7 @@ import pytest
 
 import mutua
 from mutua.data.table_files import read_table
+from mutua.data.tabular_reading import read_labelled, read_like
 
 pytest.importorskip("pandas")
 
@@ -61,6 +62,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "infinite": ("age,sick\n1,0\ninf,1\n", {}, "1 of 2 values are infinite"),
     "ragged": ("age,sick\n1,0\n1,2,3,4\n", {}, "not a readable table"),
     "not UTF-8": ("age,sick\n1,café\n".encode("latin-1"), {}, "not UTF-8 text"),
+    "several targets": (GOOD, {"target": ["age", "sick"]}, "age, sick are several columns, and .*multi-label"),
     "keys of texts": (GOOD, {"length": 5}, "length: is for data 'text'"),
     "keys of images": (GOOD, {"image_size": 5}, "image_size: is for images"),
 }
@@ -89,6 +91,7 @@ WORKS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "an unseen category": (GOOD, {"columns": {"sex": ["f", "d"]}}, 30),
     "duplicate ids": (rows("pid,age,sick", lambda i: f"{i // 3},{i},{i % 2}"), {"group": "pid"}, 30),
     "one class only": (rows("age,sick", lambda i: f"{i},0"), {}, 30),
+    "plus and minus": (rows("age,sick", lambda i: f"{i},{'+-'[i % 2]}"), {}, 30),
     "target of floats": (rows("age,sick", lambda i: f"{i},{i % 2}.0"), {}, 30),
 }
 
@@ -236,3 +239,55 @@ def test_mistakes_of_texts(tmp_path: Path) -> None:
         mutua.load("text", text="said", vocabulary=tmp_path / "none.txt", **given)
     with pytest.raises(mutua.InputError, match="path: missing"):
         mutua.load("text", target="y")
+
+
+LABELS = rows("age,pain,fever,los", lambda i: f"{i},{'yes' if i % 2 else 'no'},{int(i > 14)},{i / 10}")
+
+
+def test_several_labels_and_several_values_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(LABELS + "\n40,yes,,4.0\n")
+    both = mutua.load("table", path=path, target=["pain", "fever"], kind="multi-label")
+    assert both.train.classes == ("pain", "fever") and both.train.model_input.features == ("age", "los")
+    assert both.train.y.tolist() == [[i % 2, i > 14] for i in range(30)]
+    assert "1 row without a value in 'pain, fever' left out" in both.note
+    two = mutua.load("table", path=path, target=["los", "age"], kind="regression").train
+    assert two.y[:3].flatten().tolist() == pytest.approx([0, 0, 0.1, 1, 0.2, 2])
+    with pytest.raises(mutua.InputError, match=r"'age': 2, 3, 4, where task: multi-label needs 0 or 1"):
+        mutua.load("table", path=path, target=["age", "fever"], kind="multi-label")
+
+
+def test_several_labels_are_predicted_measured_and_joined(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(LABELS)
+    given: dict[str, Any] = {"target": ["pain", "fever"], "task": "multi-label", "models": "linear"}
+    federation = mutua.Federation.from_table(
+        path, partition=mutua.partitions.IID(clients=2), global_model="linear", **given
+    )
+    result = mutua.run(mutua.methods.FML(), federation, rounds=1, batch_size=8)
+    run = mutua.load_run(result.save(tmp_path / "run"))
+    template = federation.clients[0].train.take([])
+    seen, named = read_like(path, template)
+    assert named == ["pain", "fever"] and seen.y.tolist() == [[i % 2, i > 14] for i in range(30)]
+    held = {"age": [3, 4], "los": [1, 2]}
+    assert run.predictor("c0")(held).shape == (2, 2)
+    assert len(read_labelled(path, template).samples) == 30
+    path.write_text("age,los\n3,1\n")  # nothing to measure with
+    assert read_like(path, template)[1] is None
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", sex=np.array(["f", "m"], dtype=object), sick=np.array([0, 1]))
+    with pytest.raises(mutua.InputError, match=r"Python objects.*dtype=str"):
+        mutua.load("table", path=tmp_path / "t.npz", target="sick")
+
+
+def test_values_of_data_frames() -> None:
+    import pandas
+
+    frame = pandas.DataFrame({"age": [float(i) for i in range(30)], "los": [i / 3 for i in range(30)]})
+    huber = mutua.tasks.Regression(loss="huber", mean=5)
+    made = mutua.Federation.from_tables({"a": frame, "b": frame}, target="los", task=huber, models="linear")
+    assert {client.aim for client in made.clients} == {huber}
+    result = mutua.run(mutua.methods.Independent(), made, rounds=1, batch_size=8)
+    assert result.history.headline.metric == "rmse" and result.mean_score() < 20

@@ -98,7 +98,13 @@ def named_arrays(path: PathLike, mapped: bool | None) -> tuple[dict[str, MappedR
         inputs = _check_sizes(path, opened, mapped)
         opened.seek(0)
         with np.load(opened, allow_pickle=False) as file:
-            return inputs, {key: file[key] for key in file.files if key not in inputs}
+            try:
+                return inputs, {key: file[key] for key in file.files if key not in inputs}
+            except ValueError as error:
+                if "Object arrays" not in str(error):
+                    raise
+                way_out = "save texts as numpy.array(values, dtype=str)"
+                raise InputError(f"{path}: an array of Python objects is not read; {way_out}") from None
 
 
 def npy_file(path: PathLike, field: str, mapped: bool = False) -> MappedRows | np.ndarray:

@@ -69,7 +69,10 @@ def _taken(column: RawColumn, rows: np.ndarray) -> RawColumn:
 
 def missing_in(column: RawColumn) -> np.ndarray:
     """Which rows have no value."""
-    return np.asarray(column.codes < 0 if isinstance(column, TextColumn) else np.isnan(column))
+    if isinstance(column, TextColumn):
+        return np.asarray(column.codes < 0)
+    gaps = np.isnan(column)
+    return np.asarray(gaps.any(axis=1) if gaps.ndim > 1 else gaps)
 
 
 def column_of(values: Any, what: str) -> RawColumn:
@@ -104,7 +107,8 @@ def texts_or_numbers(codes: np.ndarray, levels: Iterable[str], what: str) -> Raw
     """The column of these texts: of numbers, if every one is a number."""
     texts = [" ".join(str(level).split()) for level in levels]
     known: dict[str, int] = {}
-    place = [known.setdefault(text, len(known)) if text.lower() not in MISSING else -1 for text in texts]
+    gaps = MISSING - {"-"} if "+" in texts else MISSING  # beside a plus, a minus is a value
+    place = [known.setdefault(text, len(known)) if text.lower() not in gaps else -1 for text in texts]
     codes = np.array([*place, -1], np.int64)[codes]
     numbers = [as_number(text) for text in known]
     if None not in numbers:  # so also where there is no value at all

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mutua.data.samples import Samples
-from mutua.data.table_columns import RawTable, TextColumn, as_texts, numbers_of
+from mutua.data.table_columns import RawTable, TextColumn, as_texts, missing_in, numbers_of
 from mutua.data.table_encoding import TableEncoding
 from mutua.data.table_files import ReadProgress, read_table, table_of
 from mutua.data.tabular_sources import (
@@ -24,6 +24,7 @@ from mutua.data.tabular_sources import (
     labelled,
     lacking,
     raw_source,
+    target_column,
     texts_of,
 )
 from mutua.data.targets import TaskKind, target_matrix
@@ -147,18 +148,18 @@ def unlabelled(given: Any, like: Samples, where: str) -> Samples:
 def read_like(path: Path, like: Samples) -> tuple[Samples, list[str] | None]:
     """The samples in a file for a model that takes such as `like`, and the names of their labels if it has any."""
     table, encoding = _table_like(path, like)
-    named = None
-    if encoding.target in table.columns:
-        held = as_texts(table[encoding.target])
-        named = [held.value(row) or "" for row in range(len(table))]
     samples = unlabelled(table, replace(like, preprocess=encoding), str(path))
-    if like.kind == "regression" and named is not None:
-        values = numbers_of(table[encoding.target], f"{path}: '{encoding.target}'")
-        if np.isnan(values).any():  # not every row can be measured
-            return samples, None
-        y, _ = target_matrix(values, like.kind, like.classes, len(samples), str(path))
-        return replace(samples, y=y), named
-    return samples, named
+    targets = (encoding.target,) if encoding.target else like.classes
+    if not {*targets} <= table.columns.keys():
+        return samples, None
+    if like.kind == "classification":
+        held = as_texts(table[encoding.target])
+        return samples, [held.value(row) or "" for row in range(len(table))]
+    values = target_column(table, targets, like.kind)
+    if missing_in(values).any():  # not every row can be measured
+        return samples, None
+    y, names = target_matrix(numbers_of(values, str(path)), like.kind, like.classes, len(samples), str(path))
+    return replace(samples, y=y), list(names)
 
 
 def read_labelled(
@@ -171,7 +172,7 @@ def read_labelled(
     table, encoding = _table_like(path, like)
     group = encoding.group if encoding.group in table.columns else None
     text = encoding.column if isinstance(encoding, TextEncoding) else None
-    options = Tabular(target=encoding.target, group=group, text=text)
+    options = Tabular(target=encoding.target or like.classes, group=group, text=text)
     raw = raw_source(table, options, classes=classes, mask=mask, kind=like.kind)
     if isinstance(encoding, TextEncoding):
         return TabularSource(labelled(raw, encoding.stored(raw.texts or ()), encoding.declared), raw.notes)

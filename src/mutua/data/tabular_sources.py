@@ -33,7 +33,7 @@ MOST_CLASSES = 1000
 class Tabular(Spec):
     """What a recipe says of a table or of texts; None: as usual."""
 
-    target: str | None = None
+    target: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     columns: Columns | None = None
     infer: bool | None = None
     own_columns: bool | None = None
@@ -50,13 +50,26 @@ class Tabular(Spec):
         """Names of columns, that YAML may have read as numbers, as text."""
         if not isinstance(value, dict):
             return value
-        names = {n: str(value[n]) for n in ("target", "group", "text") if isinstance(value.get(n), int | float)}
+        listed = ("target", "group", "text")
+        names: dict[str, Any] = {n: str(value[n]) for n in listed if isinstance(value.get(n), int | float)}
+        if isinstance(several := value.get("target"), list | tuple):
+            names["target"] = [str(one) if isinstance(one, int | float) else one for one in several]
         return {**value, **names}
 
     @field_validator("columns", mode="before")
     @classmethod
     def _column_names(cls, value: Any) -> Any:
         return {str(name): spec for name, spec in value.items()} if isinstance(value, Mapping) else value
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that are predicted."""
+        return (self.target,) if isinstance(self.target, str) else self.target or ()
+
+    @property
+    def one_target(self) -> str:
+        """The column that is predicted; of several none, since these are the names of a model's outputs."""
+        return self.targets[0] if len(self.targets) == 1 else ""
 
     @property
     def given(self) -> list[str]:
@@ -79,6 +92,7 @@ class RawSource:
 
     table: RawTable
     target: RawColumn
+    """One column, or a matrix of numbers."""
     options: Tabular
     classes: tuple[str, ...] | None
     aside: tuple[str, ...]
@@ -111,27 +125,25 @@ def raw_source(
     """The table with its target, whose rows are `by` which client's and in which group, and what is opted out."""
     if options.target is None:
         raise InputError(f"target: missing; name the column of {table.where} that models predict")
-    target = column_named(table, options.target, "target")
+    whose = f"'{', '.join(options.targets)}'"
+    target = target_column(table, options.targets, kind)
     without = missing_in(target)
     notes = []
     if without.all():
-        raise InputError(
-            f"target: '{options.target}' of {table.where} has no value in any row; name another column"
-        )
+        raise InputError(f"target: {whose} of {table.where} has no value in any row; name another column")
     if without.any():
         kept = np.flatnonzero(~without)
-        notes.append(f"{several(int(without.sum()), 'row')} without a value in '{options.target}' left out")
+        notes.append(f"{several(int(without.sum()), 'row')} without a value in {whose} left out")
         table = table.take(kept)
-        target = table[options.target]
-    aside = [name for name in (options.target, options.group, by, mask) if name is not None]
+        target = target_column(table, options.targets, kind)
+    others = [name for name in (options.group, by, mask) if name is not None]
+    aside = [*options.targets, *others]
     made = RawSource(table, target, options, None if classes is None else tuple(classes), tuple(aside))
     if options.text is not None:
         texts = texts_of(column_named(table, options.text, "text"))
         made = replace(made, texts=texts)
         if empty := sum(not text for text in texts):
             notes.append(f"{several(empty, 'text')} of {len(texts):,} without words")
-    if kind == "multi-label":
-        raise InputError("task: multi-label needs several targets, and a table has one; give arrays instead")
     named: dict[str, Any] = {"notes": tuple(notes), "kind": kind}
     if by is not None:
         named["domain"] = _complete(table, by, "partition.column")
@@ -140,6 +152,32 @@ def raw_source(
     if mask is not None:
         named["opted_out"] = _mask(table, mask)
     return replace(made, **named)
+
+
+def target_column(table: RawTable, targets: Sequence[str], kind: TaskKind) -> RawColumn:
+    """The column that is predicted; labels and several values are a matrix, with NaN where nobody says."""
+    columns = [column_named(table, name, "target") for name in targets]
+    if kind == "classification" or (kind == "regression" and len(columns) == 1):
+        if len(columns) > 1:
+            raise InputError(
+                f"target: {some(targets)} are several columns, and classification has one; name one, or set task: "
+                "multi-label (0 or 1 in each) or regression"
+            )
+        return columns[0]
+    read = _labels_of if kind == "multi-label" else numbers_of
+    held = [read(c, f"{table.where}: '{n}'") for n, c in zip(targets, columns, strict=True)]
+    return np.stack(held, axis=1)
+
+
+_YES = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
+
+
+def _labels_of(column: RawColumn, what: str) -> np.ndarray:
+    """Of each row whether a label is true, NaN where nobody says."""
+    texts = as_texts(column)
+    if strange := [level for level in texts.levels if level.lower() not in _YES]:
+        raise InputError(f"{what}: {some(strange[:3])}, where task: multi-label needs 0 or 1 in every target")
+    return np.asarray(np.array([*(_YES[level.lower()] for level in texts.levels), np.nan])[texts.codes])
 
 
 def column_named(table: RawTable, name: str, field: str) -> RawColumn:
@@ -161,12 +199,11 @@ def _complete(table: RawTable, name: str, field: str) -> TextColumn:
 
 def _mask(table: RawTable, name: str) -> np.ndarray:
     marks = as_texts(column_named(table, name, "opt_out.mask"))
-    known = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
-    strange = [level for level in marks.levels if level.lower() not in known]
+    strange = [level for level in marks.levels if level.lower() not in _YES]
     if strange or (marks.codes < 0).any():
         held = strange[0] if strange else "nothing"
         raise InputError(f"opt_out.mask: '{name}' of {table.where} holds {held}; give 0 or 1 (true: opted out)")
-    return np.asarray(np.array([known[level.lower()] for level in marks.levels], bool)[marks.codes])
+    return np.asarray(np.array([_YES[level.lower()] for level in marks.levels], bool)[marks.codes])
 
 
 def texts_of(column: RawColumn) -> tuple[str, ...]:
@@ -198,7 +235,7 @@ def _encode_tables(sources: Sequence[RawSource]) -> list[TabularSource]:
     for source in sources:
         own = source.options
         encoding = TableEncoding(
-            columns, own.scale or "standard", own.fill or "mean", own.target or "", own.group or ""
+            columns, own.scale or "standard", own.fill or "mean", own.one_target, own.group or ""
         )
         samples = labelled(source, encoding.stored(source.table), encoding)
         made.append(TabularSource(samples, (*source.notes, *lacking(source, columns), *notes), tuple(inferred)))
@@ -212,7 +249,7 @@ def declared_encoding(kind: str, options: Tabular) -> TableEncoding | TextEncodi
     if kind == "text" and options.text is not None:
         words, buckets = _vocabulary(options)
         return TextEncoding(
-            options.length or LENGTH, buckets, words, options.text, options.target, options.group or ""
+            options.length or LENGTH, buckets, words, options.text, options.one_target, options.group or ""
         )
     declared = {name: spec for name, spec in (options.columns or {}).items() if spec.kind != "ignore"}
     read_off = any(spec.kind == "category" and spec.categories is None for spec in declared.values())
@@ -221,7 +258,7 @@ def declared_encoding(kind: str, options: Tabular) -> TableEncoding | TextEncodi
     none = RawTable({name: np.empty(0) for name in declared}, "the recipe")
     columns, _, _ = choose_columns([none], declared, False, ())
     return TableEncoding(
-        columns, options.scale or "standard", options.fill or "mean", options.target, options.group or ""
+        columns, options.scale or "standard", options.fill or "mean", options.one_target, options.group or ""
     )
 
 
@@ -235,9 +272,7 @@ def _encode_texts(source: RawSource) -> TabularSource:
     own = source.options
     assert source.texts is not None
     words, buckets = _vocabulary(own)
-    encoding = TextEncoding(
-        own.length or LENGTH, buckets, words, own.text or "", own.target or "", own.group or ""
-    )
+    encoding = TextEncoding(own.length or LENGTH, buckets, words, own.text or "", own.one_target, own.group or "")
     return TabularSource(labelled(source, encoding.stored(source.texts), encoding), source.notes)
 
 
@@ -260,10 +295,11 @@ def _vocabulary(options: Tabular) -> tuple[tuple[str, ...], int]:
 
 def labelled(source: RawSource, x: torch.Tensor, preprocess: TableEncoding | TextEncoding) -> Samples:
     """Samples of stored rows, with labels, groups, clients and marks."""
-    what = f"{source.table.where}: '{source.options.target}'"
-    if source.kind == "regression":
+    names = source.options.targets
+    what = f"{source.table.where}: '{', '.join(names)}'"
+    if source.kind != "classification":
         values = numbers_of(source.target, what)
-        y, classes = target_matrix(values, source.kind, [source.options.target or "value"], len(values), what)
+        y, classes = target_matrix(values, source.kind, names, len(values), what)
         declared: tuple[str, ...] | None = None
     else:
         found, classes, declared = labels(source.target, source.classes, what)

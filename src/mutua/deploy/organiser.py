@@ -278,11 +278,12 @@ def _data_in_words(agreed: Agreement) -> str:
     """What a site's data must be like, as a comment of its settings."""
     told, classes = agreed.file.input, some(agreed.file.classes, 10)
     wanted = f"classes: {classes}" if agreed.aim.kind == "classification" else f"{agreed.aim.kind} of {classes}"
+    target = getattr(told.preprocess, "target", "") or classes
     match told.preprocess:
-        case TableEncoding(columns=columns, target=target):
+        case TableEncoding(columns=columns):
             names = some([column.name for column in columns], 10)
             what = f"a table (.csv, .jsonl, .parquet, .npz) with the columns {names}; its target is '{target}'"
-        case TextEncoding(column=column, target=target):
+        case TextEncoding(column=column):
             what = f"texts (.csv, .jsonl, .parquet) in a column '{column}', and what they mean in '{target}'"
         case _:
             what = (
@@ -346,9 +347,10 @@ def _write_data(place: Path, data: Federation, client: str) -> None:
             continue
         if isinstance(samples.preprocess, TableEncoding):
             arrays: dict[str, Any] = as_columns(samples.inputs, samples.preprocess)
-            classes = np.array(samples.classes)
-            wanted = samples.y[:, 0].numpy() if samples.kind == "regression" else classes[samples.y.numpy()]
-            arrays[samples.preprocess.target] = wanted
+            if samples.kind == "classification":
+                arrays[samples.preprocess.target] = np.array(samples.classes)[samples.y.numpy()]
+            else:
+                arrays |= {column: samples.y[:, k].numpy() for k, column in enumerate(samples.classes)}
         else:
             arrays = {"x": samples.inputs.numpy(), "y": samples.y.numpy(), "classes": np.array(samples.classes)}
         if name == "train" and held.opt_in is not None:

@@ -277,16 +277,18 @@ class Federation:
         split: Split | Mapping[str, Any] | None = None,
         samples_per_client: int | None = None,
         public: Any = None,
+        task: Any = None,
         **data: Any,
     ) -> Federation:
         """A federation of one table, dealt by a partition; `partitions.ByColumn` gives each hospital its rows.
 
         `table` is a pandas or polars DataFrame, columns by name, or a path. `data` are the keys of a recipe's
         `data`: `target`, `columns`, `group`, and `text` where a column of texts is the input. `opted_out` is the
-        column that is true where a row is kept out of the federation.
+        column that is true where a row is kept out of the federation. `task` is as in `from_arrays`; several
+        labels or values are a list of columns, `target=["pain", "fever"]`.
         """
-        by = partition.column if isinstance(partition, ByColumn) else None
-        [made] = given_tables([table], ["table"], data, classes=classes, by=by, mask=opted_out)
+        by, aim = partition.column if isinstance(partition, ByColumn) else None, aim_of(task)
+        [made] = given_tables([table], ["table"], data, classes=classes, by=by, mask=opted_out, task=aim.kind)
         federation = cls.from_samples(
             made.samples,
             partition=partition,
@@ -296,6 +298,7 @@ class Federation:
             split=split,
             samples_per_client=samples_per_client,
             public=public,
+            task=aim,
         )
         return replace(federation, notes=(*federation.notes, *made.notes))
 
@@ -310,6 +313,7 @@ class Federation:
         classes: Sequence[str] | None = None,
         opted_out: str | None = None,
         split: Split | Mapping[str, Any] | None = None,
+        task: Any = None,
         **data: Any,
     ) -> Federation:
         """A federation of one table for each client, by its id; the rest is as in `from_table`.
@@ -318,7 +322,8 @@ class Federation:
         client keeps its own, and the global can share only what comes after a model's first layer.
         """
         ids, seed = [*tables], whole_number(seed, "seed", least=0)
-        given: Any = {"classes": classes, "mask": opted_out}
+        aim = aim_of(task)
+        given: Any = {"classes": classes, "mask": opted_out, "task": aim.kind}
         if data.get("own_columns"):
             found = [given_tables([tables[name]], [name], data, **given)[0] for name in ids]
         else:
@@ -328,7 +333,7 @@ class Federation:
             dealt = split_and_deal(made.samples, None, IID(clients=1), _split(split), seed=derive(seed, name))
             parts.append(replace(dealt.clients[0], id=name))
         notes = tuple(f"{name}: {note}" for name, made in zip(ids, found, strict=True) for note in made.notes)
-        return cls.of_clients(parts, models, global_model, notes)
+        return cls.of_clients(parts, models, global_model, notes, aim=aim)
 
     def _with_public(self, given: Any, seed: int, given_test: bool) -> Federation:
         """The federation with a public set as somebody gave it."""
