@@ -13,7 +13,7 @@ import torch
 
 import mutua
 from mutua import Architecture, Client, Federation, InputError
-from mutua.methods import FedAvg, FedSEM, Kind, Message, number
+from mutua.methods import FedAvg, FedSEM, Kind, Message, count, number, weights
 from mutua.support.tensor_files import Tensors
 
 Federate = Callable[..., Federation]
@@ -98,6 +98,36 @@ def test_the_second_round_is_as_numpy_does_it(federate: Federate, simulate: Simu
         n = [len(federation[o].train) for o in members]
         mean = sum(k * memes[o] for k, o in zip(n, members, strict=True)) / sum(n)
         assert flat(run.engine.briefs[3, c].arrays("global")) == pytest.approx(mean, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["body.weight", "body.bias", "norm.weight", "head.weight", "head.bias"])
+def test_memes_that_differ_in_any_one_layer_are_told_apart(
+    name: str, nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    """In the first round by k-means, then by the nearest centre."""
+    found = grouped_by(name, nets.normed, federate, simulate)
+    assert found == [{"a": 0, "b": 1, "c": 0, "d": 1}, {"a": 1, "b": 1, "c": 0, "d": 0}]
+
+
+def test_running_statistics_tell_nobody_apart(
+    nets: SimpleNamespace, federate: Federate, simulate: Simulate
+) -> None:
+    together = dict.fromkeys("abcd", 0)
+    assert grouped_by("norm.running_mean", nets.normed, federate, simulate) == [together, together]
+
+
+def grouped_by(name: str, net: Any, federate: Federate, simulate: Simulate) -> list[dict[str, int]]:
+    """The groups of two rounds: first memes b and d, then a and b are elsewhere in one array."""
+    method = FedSEM(k=2)
+    run = simulate(method, federate((6, 6, 6, 6), models=net, global_model=net), go=False)
+    method.open(run.server)
+    first, found = run.server.state["global"], []
+    for elsewhere in ("bd", "ab"):
+        run.server.round += 1
+        memes = {c: {n: a + 2 if n == name and c in elsewhere else a for n, a in first.items()} for c in "abcd"}
+        method.merge(run.server, {c: Message(meme=weights(m), samples=count(6)) for c, m in memes.items()})
+        found.append(groups(run.server))
+    return found
 
 
 def test_where_clients_choose_it_is_by_their_loss_and_an_empty_centre_stays(
