@@ -113,7 +113,7 @@ def address(live: Path) -> Iterator[str]:
     while not server.started:
         time.sleep(0.01)
     yield f"http://127.0.0.1:{port}/"
-    pages.closing = server.should_exit = server.force_exit = True
+    pages.closing = server.should_exit = True
     thread.join()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mutua.runs.folder import RunFolder
+from mutua.support.files import to_json
 from mutua.watch import measured
 from mutua.watch.catalogue import Catalogue
 from mutua.watch.happened import Happened, round_picture
@@ -35,8 +36,14 @@ def viewed(place: Path, id: str | None = None, **given: Any) -> dict[str, Any]:
     while view.advance(1.0):
         pass
     found = view.parts(**given)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    return found
+    text = json.dumps(found, allow_nan=False)
+    assert text == to_json(found, indent=None)  # nothing that is not finite
+    return dict(json.loads(text))
+
+
+def rows_of(clients: dict[str, Any]) -> list[dict[str, Any]]:
+    """The grid of clients."""
+    return [dict(zip(clients["columns"], row, strict=True)) for row in clients["rows"]]
 
 
 def near(found: Any, expected: Any) -> bool:
@@ -74,7 +81,7 @@ def test_all_numbers_are_those_of_the_folder(finished: Callable[..., tuple[Path,
     assert clients["sent"] == [ledger.kinds("up")["weights: meme"]]
     assert clients["sent"][0] + clients["envelope"] == ledger.bytes("up")
     assert clients["received"] == ledger.bytes("down")
-    for row, client in zip(clients["rows"], result.clients, strict=True):
+    for row, client in zip(rows_of(clients), result.clients, strict=True):
         assert (row["id"], row["samples"]) == (client.id, len(client.client.train))
         assert near(row["personal"], client.accuracy()) and near(row["global"], client.accuracy("global"))
         assert (row["asked"], row["answered"]) == (client.attendance.asked, client.attendance.answered)
@@ -241,6 +248,6 @@ def test_what_clients_have_alone_is_shown_while_the_run_is_at_work(
     copy = shutil.copytree(place, tmp_path / "run")
     (copy / "run.json").unlink()
     for folder in (place, copy):
-        rows = viewed(folder)["clients"]["rows"]
+        rows = rows_of(viewed(folder)["clients"])
         expected = [client.benefit().summary()["models"]["alone"]["value"] for client in result.clients]
         assert near([row["alone"] for row in rows], expected)

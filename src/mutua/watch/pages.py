@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.resources import files
@@ -21,11 +21,11 @@ from mutua.watch.comparing import MOST_COMPARED, CompareView
 from mutua.watch.run_view import MOST_CHOSEN, RunView
 from mutua.watch.stopping import stop
 
-POLL = 0.05
+POLL = 0.03
 """Seconds between looks at the files of a run."""
 LIST_POLL = 1.0
-SOONEST = 0.2
-"""Seconds between two messages of a stream, so that a run with many events does not flood the browser."""
+BURST, BURST_SECONDS = 3, 0.6
+"""So many messages of a stream in so many seconds, so that a run with many events does not flood the browser."""
 WORK = 0.08
 """Seconds that are read at a time; as long a pause follows, since the machine has runs to do."""
 ALIVE = 10.0
@@ -207,25 +207,32 @@ class Pages:
         self._streams += 1
         sent: dict[str, bytes] = {}
         last_parts: PageParts | None = None
-        last_sent = 0.0
+        last_sent = time.monotonic()
+        recent = deque([0.0] * BURST, maxlen=BURST)
         try:
             yield b"retry: 1000\n\n"
             while not self.closing and not await gone():
                 began = time.monotonic()
                 parts, more = await asyncio.to_thread(look, WORK)
-                waited = time.monotonic() - last_sent
-                if parts is not last_parts and waited >= SOONEST:
+                if parts is not last_parts and time.monotonic() - recent[0] >= BURST_SECONDS:
                     message = await asyncio.to_thread(_changed, parts, sent)
                     last_parts = parts
                     if message:
                         last_sent = time.monotonic()
+                        recent.append(last_sent)
                         yield message
                 if time.monotonic() - last_sent > ALIVE:
                     last_sent = time.monotonic()
                     yield b": alive\n\n"
-                await asyncio.sleep(max(time.monotonic() - began, 0.01) if more else pause)
+                await self._rest(max(time.monotonic() - began, 0.01) if more else pause)
         finally:
             self._streams -= 1
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but not for long when the server is to end."""
+        until = time.monotonic() + seconds
+        while not self.closing and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 0.1))
 
     def _answer(self, kind: str, body: bytes, status: int = 200) -> Any:
         from starlette.responses import Response

@@ -31,6 +31,11 @@ MOST_LISTED = 2_000
 MOST_LINES = 40
 """Of so many clients each has a line; of more, only those that were chosen."""
 MOST_CHOSEN = 12
+COLUMNS_OF_CLIENTS = (
+    *("id", "model", "samples", "alone", "global", "personal", "round", "time"),
+    *("asked", "answered", "faults", "retried", "now", "sent"),
+)
+"""What a row of the grid holds; names in every row would double what is sent after every round."""
 SPARK = 60
 """How many points the small curve of a client has."""
 RUN_JSON = 2**24
@@ -60,6 +65,7 @@ class RunView:
         self._finished: tuple[float, dict[str, Any], dict[str, float]] | None = None
         self._state, self._looked = "", 0.0
         self._stoppable = False
+        self._pictured: tuple[int | None, int, RoundPicture | None] = (None, -1, None)
 
     def _follow(
         self, name: str, take: Callable[[bytes, int, bool], None], again: Callable[[], None]
@@ -287,24 +293,23 @@ class RunView:
         for at, client in enumerate(self.measured.ids[:MOST_LISTED]):
             seen, turns = events.seen.get(client), self.took_part.of.get(client, Turns())
             sent = self.crossed.up.get(client, [])
-            rows.append(
-                {
-                    "id": client,
-                    "model": events.models.get(client),
-                    "samples": events.samples.get(client),
-                    "alone": alone.get(client),
-                    "global": None if shared is None else shared.last(at),
-                    "personal": None if own is None else own.last(at),
-                    "round": None if seen is None else seen.round,
-                    "time": None if seen is None else seen.time,
-                    "asked": turns.asked,
-                    "answered": turns.answered,
-                    "faults": sum(turns.wrong.values()),
-                    "retried": events.retried.get(client, 0),
-                    "now": outcome(newest, client),
-                    "sent": [sent[place] if place < len(sent) else 0 for place in places],
-                }
+            told = (
+                client,
+                events.models.get(client),
+                events.samples.get(client),
+                alone.get(client),
+                None if shared is None else shared.last(at),
+                None if own is None else own.last(at),
+                None if seen is None else seen.round,
+                None if seen is None else seen.time,
+                turns.asked,
+                turns.answered,
+                sum(turns.wrong.values()),
+                events.retried.get(client, 0),
+                outcome(newest, client),
+                [sent[place] if place < len(sent) else 0 for place in places],
             )
+            rows.append(told)
         total = [0] * len(self.crossed.kinds)
         for sizes in self.crossed.up.values():
             for place, size in enumerate(sizes):
@@ -314,6 +319,7 @@ class RunView:
             "sent": [total[place] for place in places],
             "envelope": total[self.crossed.kinds[ENVELOPE]] if ENVELOPE in self.crossed.kinds else 0,
             "received": sum(self.crossed.down.values()),
+            "columns": COLUMNS_OF_CLIENTS,
             "rows": rows,
         }
 
@@ -360,7 +366,12 @@ class RunView:
         }
 
     def _picture(self, round: int | None) -> RoundPicture | None:
-        """What came of a round, the newest unless another is named."""
+        """What came of a round, the newest unless another is named; read once for all parts."""
+        if self._pictured[:2] != (round, self.version):
+            self._pictured = round, self.version, self._read_round(round)
+        return self._pictured[2]
+
+    def _read_round(self, round: int | None) -> RoundPicture | None:
         known = self.happened.known_rounds
         wanted = round if round is not None else known[-1] if known else None
         place = None if wanted is None else self.happened.place(wanted)

@@ -68,7 +68,11 @@ export class ClientsCard {
 
   update(told, metric, models) {
     if (told !== null) {
-      this.rows = told.rows.map((row, at) => ({ ...row, at }));
+      this.rows = told.rows.map((row, at) => {
+        const client = { at };
+        told.columns.forEach((name, i) => { client[name] = row[i]; });
+        return client;
+      });
       this.kinds = told.kinds;
     }
     this.metric = metric;
@@ -90,7 +94,17 @@ export class ClientsCard {
     this.draw();
   }
 
+  // Several parts come at once: they are drawn once.
   draw() {
+    if (this.due) return;
+    this.due = true;
+    requestAnimationFrame(() => {
+      this.due = false;
+      this.drawNow();
+    });
+  }
+
+  drawNow() {
     const words = this.search.value.trim().toLowerCase();
     const order = ORDERS[this.order.value][1];
     const found = this.rows.filter((row) => (!words || `${row.id} ${row.model ?? ""}`.toLowerCase().includes(words))
