@@ -118,10 +118,15 @@ def test_a_site_is_told_when_the_server_answers_and_when_not(
         request = httpx.Request("POST", f"https://h:1{PATH}", content=BODY)
         one(key, key.public_key()).intercept(ProtobufRequestContext("", None, request), call)
 
+    with pytest.raises(httpx.ConnectError, match="certificate"):  # of the first contact it is the end
+        ask_for(httpx.ConnectError("certificate verify failed"))
+    told.clear()
     for answer in (200, 200, httpx.ConnectTimeout("no"), httpx.ConnectTimeout("no"), 200, 401):
-        with suppress(httpx.ConnectTimeout):
+        with suppress(httpx.TransportError):
             ask_for(answer)
-    assert [line.split(" (")[0].split(";")[0] for line in told] == [
+    with pytest.raises(httpx.ConnectError, match=r"^the line is disturbed$"):  # Flower tries again
+        ask_for(httpx.ConnectError("[SSL: INVALID_SESSION_ID] invalid session id"))
+    assert [line.split(" (")[0].split(";")[0] for line in told[:4]] == [
         "line: connected\n",
         "line: the server does not answer",
         "line: connected\n",

@@ -55,6 +55,8 @@ class LineLog:
 
     def __init__(self, write: Callable[[str], object] = sys.stderr.write) -> None:
         self.write = write
+        self.connected = False
+        """Whether the server has answered at least once."""
         self._told = ""
 
     def tell(self, text: str) -> None:
@@ -66,6 +68,7 @@ class LineLog:
 
 def sign_requests(line: LineLog | None = None) -> None:
     """Have this process's SuperNode sign its requests whole, and tell whether they are answered."""
+    import httpx
     from flwr.supercore.primitives.asymmetric import sign_message
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -84,8 +87,12 @@ def sign_requests(line: LineLog | None = None) -> None:
             response = given(self, context, signed)
         except Exception as error:
             told.tell(f"the server does not answer ({type(error).__name__}); trying until it does")
+            if told.connected and isinstance(error, httpx.TransportError):
+                # Of TLS errors, as a meddler causes them, Flower would drop the message; of this it tries again.
+                raise httpx.ConnectError("the line is disturbed") from error
             raise
         told.tell("connected" if response.status_code != 401 else NOT_LET_IN)
+        told.connected = True
         return response
 
     told = line or LineLog()

@@ -11,6 +11,9 @@ from mutua.engines.flower_messages import content_of, crossing_in
 from mutua.engines.site_requests import BadHeader, SiteAnswer, SiteRequest
 
 POLL_SECONDS = 0.2
+LOST_AFTER = 300.0
+"""Seconds, at least, after which a request that is not answered is sent again, and then twice as many: it may be
+lost, and if it is still worked on, the site answers both from one commit."""
 NODES_EVERY = 2.0
 """Seconds between questions who is here."""
 
@@ -41,6 +44,9 @@ class FlowerLine:
 
     def ask(self, requests: Mapping[str, SiteRequest], wait: float) -> Mapping[str, SiteAnswer]:
         """Send each site its request. One that goes gets it again when it is back, if that is within `wait`."""
+        patience = dict.fromkeys(requests, max(wait, LOST_AFTER))
+        pushed: dict[str, float] = {}
+        """When each client was sent its request last."""
         answers: dict[str, SiteAnswer] = {}
         flying: dict[str, str] = {}
         """By message, the client that it went to."""
@@ -57,16 +63,23 @@ class FlowerLine:
                 flying |= sent
                 for client in sent.values():
                     del missed[client]
-            for message in self.grid.pull_messages(list(flying)) if flying else ():
-                client = flying.pop(str(message.metadata.reply_to_message_id), "")
+                    pushed[client] = time.monotonic()
+            for message, client in list(flying.items()):
+                if time.monotonic() - pushed[client] > patience[client]:
+                    self.noted(f"{client}: no answer came in {patience[client]:.0f} s; it is asked again")
+                    patience[client] *= 2
+                    missed[client] = time.monotonic()
+                    del flying[message]
+            for reply in self.grid.pull_messages(list(flying)) if flying else ():
+                client = flying.pop(str(reply.metadata.reply_to_message_id), "")
                 if not client:
                     continue
-                if message.has_error():  # its SuperNode has gone, or the process that it had started
-                    self.noted(f"{client}: {message.error.reason or 'no answer came'}; it is asked again")
+                if reply.has_error():  # its SuperNode has gone, or the process that it had started
+                    self.noted(f"{client}: {reply.error.reason or 'no answer came'}; it is asked again")
                     missed[client] = time.monotonic()
                     self._nodes.pop(client, None)
                     continue
-                answers[client] = _answer(message.content)
+                answers[client] = _answer(reply.content)
             now = time.monotonic()
             if not flying and all(now - since > wait for since in missed.values()):
                 break
