@@ -34,7 +34,7 @@ def leaves(nav: Any) -> list[str]:
 
 def test_the_site_lists_every_document_once_and_no_other() -> None:
     listed = leaves(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=Site)["nav"])
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
     assert sorted(listed) == sorted(path.relative_to(ROOT).as_posix() for path in documents)
 
 

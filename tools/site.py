@@ -22,8 +22,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in [file for file in files if file.src_dir == config.docs_dir]:  # others are the theme's
         files.remove(file)
         files.append(File.generated(config, f"docs/{file.src_uri}", abs_src_path=file.abs_src_path))
-    for path in (*(ROOT / name for name in BESIDE), *(ROOT / "examples").iterdir()):
-        if path.is_file():
+    for path in (*(ROOT / name for name in BESIDE), *(ROOT / "examples").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
             uri = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
