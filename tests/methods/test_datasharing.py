@@ -54,14 +54,14 @@ def test_without_a_draw_and_a_warm_up_it_is_fedavg(
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_a_round_equals_numpy(
+def test_two_rounds_equal_numpy(
     weighting: Any, nets: SimpleNamespace, federate: Federate, simulate: Simulate, blobs: Any, double: None
 ) -> None:
-    """Full batches of own samples and the whole public set; n_k counts both."""
+    """Full batches of own samples and, in both rounds, the same half of the public set; n_k counts both."""
     federation = with_public(federate([5, 9], models=nets.linear, global_model=nets.linear), blobs, 3)
     settings = {"steps": 2, "batch_size": 99, "optimizer": {"name": "sgd", "lr": 0.3}}
-    warm = DataSharing(warm_up=2, warm_up_optimizer=SGD(lr=0.7), weights=weighting)
-    run = simulate(warm, federation, rounds=1, **settings)
+    warm = DataSharing(alpha=0.5, warm_up=2, warm_up_optimizer=SGD(lr=0.7), weights=weighting)
+    run = simulate(warm, federation, rounds=2, **settings)
     cold = simulate(DataSharing(warm_up=0), federation, rounds=0)
     public = federation.public.whole  # type: ignore[union-attr]
 
@@ -74,14 +74,18 @@ def test_a_round_equals_numpy(
     for _ in range(2):
         w = stepped(w, public.x, public.y, 0.7)
     assert joined(run.globals[0]) == pytest.approx(w, abs=1e-9), "warmed up on the public set"
-    memes = []
-    for client in "ab":
-        data, v = federation[client].train, w
-        for _ in range(2):
-            v = stepped(v, torch.cat([data.x, public.x]), torch.cat([data.y, public.y]), 0.3)
-        memes.append(v)
-    shares = (11 / 26, 15 / 26) if weighting == "samples" else (0.5, 0.5)
-    assert joined(run.globals[1]) == pytest.approx(shares[0] * memes[0] + shares[1] * memes[1], abs=1e-9)
+    shares = (8 / 20, 12 / 20) if weighting == "samples" else (0.5, 0.5)
+    for round in (1, 2):
+        memes = []
+        for client in "ab":
+            data, v = federation[client].train, w
+            drawn = public.take(run.engine.kept[0, client]["shared.drawn"]["index"])
+            assert len(drawn) == 3
+            for _ in range(2):
+                v = stepped(v, torch.cat([data.x, drawn.x]), torch.cat([data.y, drawn.y]), 0.3)
+            memes.append(v)
+        w = shares[0] * memes[0] + shares[1] * memes[1]
+        assert joined(run.globals[round]) == pytest.approx(w, abs=1e-9)
 
 
 def test_a_draw_is_a_clients_own_and_lasts_all_rounds(
