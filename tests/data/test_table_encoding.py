@@ -1,6 +1,7 @@
 """Tables become inputs: as scikit-learn does it, and never by another's rows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,38 @@ def test_no_fitted_number_depends_on_held_out_or_opted_out_rows(seed: int, rows:
     louder = {**own, "age": [v * (scale if out else 1) for v, out in zip(own["age"], marks, strict=True)]}  # type: ignore[operator]
     again = dealt(louder)
     assert all(statistics(again, client) == statistics(federation, client) for client in ("c0", "c1"))
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1000), often=st.floats(0.05, 0.95))
+def test_balanced_weights_are_of_own_opted_in_training_rows(seed: int, often: float) -> None:
+    rng = np.random.default_rng(seed)
+    marks = [*(rng.random(60) < 0.3)]
+    labels, others = [*(rng.random(60) < 0.4)], [*(rng.random(60) < often)]
+    options: dict[str, Any] = {
+        "target": "sick",
+        "models": "linear",
+        "columns": DECLARED,
+        "infer": False,
+        "seed": seed,
+    }
+    options |= {"classes": ["0", "1"], "opted_out": "out", "task": {"class_weights": "balanced"}}
+    louder = [other if out else own for own, other, out in zip(labels, others, marks, strict=True)]
+    rows = {**frame(0, 60), "out": marks}
+
+    def client(own: list[bool], other: list[bool]) -> mutua.Client:
+        tables = {"a": {**rows, "sick": own}, "b": {**rows, "sick": other}}
+        return mutua.Federation.from_tables(tables, **options)["a"]
+
+    here = client(labels, labels)
+    shown = here.opted_in.y.double()
+    held = {float(k): float((shown == k).sum()) for k in (0, 1)}
+    if all(held.values()):
+        wanted = [len(shown) / (2 * held[k]) for k in (0.0, 1.0)]
+        assert here.task.weights == pytest.approx(wanted)
+    assert client(labels, others).task.weights == here.task.weights
+    # Which rows train may depend on a row's label, but hidden rows are split among themselves.
+    assert client(louder, labels).task.weights == here.task.weights
 
 
 def test_a_client_that_has_opted_out_whole_scales_by_its_own_rows() -> None:
