@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,15 +66,18 @@ def test_other_peoples_code_is_marked_as_not_run() -> None:
         assert fence and "not run" in opening, name
 
 
-def test_every_drawing_of_the_concepts_is_what_the_tool_draws() -> None:
-    import runpy
-
-    tool = runpy.run_path(str(ROOT / "tools" / "drawings.py"))
-    for name, draw in tool["DRAWINGS"].items():
-        assert (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8") == draw().svg(), (
-            "python tools/drawings.py"
-        )
-        assert f"images/{name}.svg" in (DOCS / "concepts.md").read_text(encoding="utf-8")
+def test_every_drawing_is_what_a_tool_of_the_repository_draws() -> None:
+    concepts = runpy.run_path(str(ROOT / "tools" / "drawings.py"))["DRAWINGS"]
+    architecture = runpy.run_path(str(ROOT / "tools" / "architecture_drawings.py"))["DRAWINGS"]
+    drawn = {name: draw().svg() for name, draw in concepts.items()} | {
+        n: draw() for n, draw in architecture.items()
+    }
+    assert {path.stem for path in (DOCS / "images").glob("*.svg")} == set(drawn)
+    for name, text in drawn.items():
+        there = (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        assert there == text, "run python tools/drawings.py and python tools/architecture_drawings.py"
+        page = "concepts" if name in concepts else "architecture"
+        assert f"images/{name}.svg" in (DOCS / f"{page}.md").read_text(encoding="utf-8")
 
 
 # Methods
