@@ -15,7 +15,8 @@ test: .venv/installed-dev lint
 test-long: .venv/installed-dev
 	$(BIN)/python -m pytest -m long -n 2
 
-# Deployments that are killed, refused and restarted, with real servers and sites on this machine: about half an hour.
+# Deployments that are killed, refused and restarted, with real servers and sites on this machine: about half an hour if
+# it is otherwise idle.
 test-deploy: .venv/installed-dev
 	$(BIN)/python -m pytest -m deploy -n 0
 
