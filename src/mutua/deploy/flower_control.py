@@ -22,9 +22,14 @@ class RegisteredNode(NamedTuple):
     """registered, online, offline or unregistered."""
 
 
+class ServerGone(RunError):
+    """The SuperLink does not answer."""
+
+
 @contextmanager
 def control(port: int, authority: Path) -> Iterator[Any]:
-    """A client of the SuperLink's commands."""
+    """A client of the SuperLink's commands; `ServerGone` if it does not answer."""
+    import httpx
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
@@ -36,6 +41,8 @@ def control(port: int, authority: Path) -> Iterator[Any]:
     )
     try:
         yield client
+    except httpx.TransportError as error:
+        raise ServerGone(f"the server does not answer ({error})") from error
     finally:
         client.close()
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from mutua.deploy.agreement import CA
-from mutua.deploy.flower_control import control, listens, nodes, register_keys, run_status, start_run, stop_run
+from mutua.deploy.flower_control import (
+    ServerGone,
+    control,
+    listens,
+    nodes,
+    register_keys,
+    run_status,
+    start_run,
+    stop_run,
+)
 from mutua.deploy.flower_processes import flower_environment, program
 from mutua.deploy.flower_signatures import KEYS_VARIABLE, REFUSED
 from mutua.deploy.keys import expires
@@ -114,7 +124,7 @@ def serve_forever(organiser: Organiser, say: Callable[[str], None], bind: str | 
                 say(f"listening on {host}:{organiser.port}, reached by sites as {organiser.agreed.file.server}")
             listed = repr(sorted(organiser.keys().items())).encode()
             if link.process is not None and starts == link.starts:
-                with control(organiser.port, organiser.path / CA) as client:
+                with suppress(ServerGone), control(organiser.port, organiser.path / CA) as client:
                     if listed != known:
                         new, gone = register_keys(client, organiser.keys())
                         known = listed
@@ -195,6 +205,16 @@ def run_and_watch(organiser: Organiser, say: Callable[[str], None], *, new: bool
 
 
 def _watch(organiser: Organiser, folder: Path, say: Callable[[str], None], begins: str, join: str = "") -> None:
+    try:
+        _follow(organiser, folder, say, begins, join)
+    except ServerGone as gone:
+        raise RunError(
+            f"{gone}; start it again if it has ended: mutua deploy server {organiser.path}; "
+            f"to go on: mutua deploy run {organiser.path}"
+        ) from None
+
+
+def _follow(organiser: Organiser, folder: Path, say: Callable[[str], None], begins: str, join: str) -> None:
     if not listens("127.0.0.1", organiser.port):
         raise InputError(
             f"DIR: the server is not running; in another terminal: mutua deploy server {organiser.path}"
