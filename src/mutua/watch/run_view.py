@@ -36,6 +36,7 @@ COLUMNS_OF_CLIENTS = (
     *("asked", "answered", "faults", "retried", "now", "sent"),
 )
 """What a row of the grid holds; names in every row would double what is sent after every round."""
+MOST_NOTES = 12
 SPARK = 60
 """How many points the small curve of a client has."""
 RUN_JSON = 2**24
@@ -191,7 +192,7 @@ class RunView:
             "resume": None if self.deployed else self.run.resume,
             "deployed": self.deployed,
             "command": events.command,
-            "notes": [note for note in events.noted if note["kind"] != "rejected"][:20],
+            "notes": events.noted[:MOST_NOTES],
             "reading": None if not left or not total else round(1 - left / total, 3),
             "limits": self._limits(),
             "finished": self._means(),

@@ -3,7 +3,7 @@
 import { card, h, keyed, s, say, set } from "./dom.js";
 import { ago, several, shown, size } from "./words.js";
 
-const A_PAGE = 48;
+const A_PAGE = matchMedia("(max-width: 40rem)").matches ? 16 : 48;
 const NUMBERS = [["alone", "alone"], ["global", "global"], ["personal", "serves with"]];
 const NOW = { merged: "merged", answered: "answered", asked: "at work", refused: "refused", failed: "failed" };
 const ORDERS = {
@@ -155,7 +155,8 @@ export class ClientsCard {
     const wrong = row.now === "failed" || row.now === "refused";
     node.classList.toggle("wrong", wrong);
     set(parts.now, "class", `badge ${wrong ? "stopped" : row.now === "asked" ? "running" : "plain"}`);
-    say(parts.now, NOW[row.now] ?? "");
+    const idle = row.now === "asked" && this.running === false;
+    say(parts.now, idle ? "no reply" : NOW[row.now] ?? "");
     parts.now.hidden = !row.now;
     const about = [row.model, row.samples === null ? null : several(row.samples, "sample")].filter(Boolean).join(" · ");
     say(parts.about, about || "model and samples are its own");

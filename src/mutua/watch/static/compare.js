@@ -24,7 +24,7 @@ class Comparison {
     this.text = h("p", { class: "muted" });
     this.node = card("Side by side", "side-by-side", h("div", { class: "tools" }, this.measure), this.chart.node, this.text, this.notes,
       scroller("Newest numbers", h("table", {}, h("thead", {}, h("tr", {},
-        ...["", "newest", "seeds", "runs"].map((text, i) => h("th", { scope: "col", class: i === 1 ? "number" : "", text })))), this.rows)));
+        ...["", "newest", "seeds", "runs"].map((text, i) => h("th", { scope: "col", text })))), this.rows)));
     this.node.classList.add("wide");
   }
 
@@ -58,9 +58,9 @@ class Comparison {
       const last = of.mean.length - 1;
       const number = last < 0 ? "–" : `${shown(of.mean[last], told.metric)}${of.sd[last] === null ? "" : ` ± ${shown(of.sd[last], told.metric)}`}${told.metric.percent ? " %" : ""}`;
       return h("tr", {}, h("th", { scope: "row" }, h("span", { class: `swatch ${CLASSES[group.colour] ?? "c-alone"}` }), group.label),
-        h("td", { class: "number", text: last < 0 ? number : `${number} in round ${of.rounds[last]}` }),
+        h("td", { text: last < 0 ? number : `${number} in round ${of.rounds[last]}` }),
         h("td", { text: String(of.seeds) }),
-        h("td", { class: "links" }, ...group.runs.map((run) => h("a", { href: `#/run/${idPath(run.id)}`, class: `chip ${run.state}`, title: `${run.name}, ${run.state}`, text: run.seed === null ? run.name : `seed ${run.seed}` }))));
+        h("td", {}, h("div", { class: "links" }, ...group.runs.map((run) => h("a", { href: `#/run/${idPath(run.id)}`, class: `chip ${run.state}`, title: `${run.name}, ${run.state}`, text: run.seed === null ? run.name : `seed ${run.seed}` })))));
     }));
   }
 }

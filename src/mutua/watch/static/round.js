@@ -40,7 +40,7 @@ function items(round) {
   }).filter((item) => item.number);
 }
 
-function picture(round, width) {
+function picture(round, width, running) {
   const rows = items(round);
   const height = Math.max(rows.length * ROW + 30, 120);
   const from = { x: 10, y: height / 2 + 8 };
@@ -79,7 +79,7 @@ function picture(round, width) {
       parts.push(s("path", { class: "reply answered", d: `M${begin} ${y}H${begin + (to.x - begin) * 0.5}` }));
       parts.push(s("text", { class: "why", x: begin + (to.x - begin) * 0.5 + 8, y: y + 4, text: "answered" }));
     } else {
-      parts.push(s("text", { class: "why", x: begin + 6, y: y + 4, text: round.over ? "no reply" : "at work …" }));
+      parts.push(s("text", { class: "why", x: begin + 6, y: y + 4, text: running && !round.over ? "at work …" : "no reply" }));
     }
   });
   parts.push(s("circle", { class: "hub", cx: from.x, cy: from.y, r: 7 }));
@@ -110,14 +110,15 @@ function counted(round) {
   return found;
 }
 
-function spoken(round) {
+function spoken(round, running = true) {
   const found = counted(round);
-  return `${several(round.number, "client")} briefed: ${Object.keys(KINDS).filter((kind) => found[kind]).map((kind) => `${found[kind]} ${KINDS[kind]}`).join(", ")}.`;
+  return `${several(round.number, "client")} briefed: ${Object.keys(KINDS).filter((kind) => found[kind]).map((kind) => `${found[kind]} ${kind === "asked" && !(running && !round.over) ? "without a reply" : KINDS[kind]}`).join(", ")}.`;
 }
 
 export class RoundCard {
   constructor(choose) {
     this.choose = choose;
+    this.running = true;
     this.known = [];
     this.round = null;
     this.wanted = null;
@@ -153,8 +154,9 @@ export class RoundCard {
     this.choose(round);
   }
 
-  update(round, known) {
+  update(round, known, running) {
     this.known = known ?? this.known;
+    this.running = running ?? this.running;
     if (round !== undefined) this.round = round;
     this.draw();
     this.table();
@@ -173,16 +175,16 @@ export class RoundCard {
       this.place.replaceChildren();
       return;
     }
-    say(this.title, `Round ${round.round.toLocaleString("en")}${round.over ? "" : ", at work"}`);
+    say(this.title, `Round ${round.round.toLocaleString("en")}${round.over ? "" : this.running ? ", at work" : ", not over"}`);
     const times = Object.values(round.answered).map(([seconds]) => seconds);
     const longest = times.length ? ` The longest work took ${duration(Math.max(...times))}.` : "";
-    say(this.text, spoken(round) + longest + (round.whole ? "" : " There is too much of this round to show all of it."));
+    say(this.text, spoken(round, this.running) + longest + (round.whole ? "" : " There is too much of this round to show all of it."));
     const width = Math.max(280, this.place.clientWidth);
-    const key = JSON.stringify([round, width]);
+    const key = JSON.stringify([round, width, this.running]);
     if (key === this.drawn) return;
     this.drawn = key;
     const many = round.asked.length > EACH;
-    this.place.replaceChildren(picture(round, width), ...(many ? [squares(round, width)] : []));
+    this.place.replaceChildren(picture(round, width, this.running), ...(many ? [squares(round, width)] : []));
     const wrong = many ? Object.entries(round.refused) : [];
     this.refused.replaceChildren(...wrong.slice(0, 12).map(([client, why]) => h("li", {}, h("strong", { text: client }), ` ${kindOf(round, client)}: ${why}`)),
       ...(wrong.length > 12 ? [h("li", { text: `and ${wrong.length - 12} more` })] : []));

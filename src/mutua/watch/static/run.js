@@ -98,7 +98,7 @@ export function showRun(content, [id], crumbs) {
   }, chosen);
   clients.now = now;
   const notes = h("ul", { class: "notes" });
-  const notesCard = card("Notes", "notes", notes);
+  const notesCard = card("What happened last", "notes", notes);
   const curvesCard = card("Curves", "curves", h("div", { class: "tools" }, choice, each), main.node);
   const termsCard = card("The objective's terms", "terms", h("p", { class: "muted", text: "Mean over the clients that trained in a round." }), terms.node);
   const sentCard = card("What has left the clients", "left", sentText, sent);
@@ -139,7 +139,7 @@ export function showRun(content, [id], crumbs) {
     }
     const found = head.notes;
     notesCard.hidden = found.length === 0;
-    notes.replaceChildren(...found.map((note) => h("li", {}, note.round === null ? null : h("span", { class: "muted", text: `round ${note.round} ` }), note.kind === "retried" ? `${note.client} again: ${note.text}` : note.text)));
+    notes.replaceChildren(...found.map((note) => h("li", {}, note.round === null ? null : h("span", { class: "muted", text: `round ${note.round} ` }), note.kind === "note" ? note.text : `${note.client} ${note.kind === "retried" ? "again" : "left out"}: ${note.text}`)));
     each.hidden = head.clients > 40;
     drawFacts();
   }
@@ -207,7 +207,8 @@ export function showRun(content, [id], crumbs) {
         head = told;
         offset = told.now - Date.now() / 1000;
         drawHead();
-        rounds.update(undefined, told.known_rounds);
+        rounds.update(undefined, told.known_rounds, told.state === "running");
+        clients.running = told.state === "running";
       },
       curves: (told) => { curves = told; drawCurves(); clients.update(null, curves.metric); drawFacts(); },
       lines: (told) => { lines = told; drawCurves(); clients.setLines(told); },
