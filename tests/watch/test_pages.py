@@ -22,6 +22,7 @@ from mutua.watch import pages as pages_module
 from mutua.watch.catalogue import Catalogue, state_of
 from mutua.watch.comparing import CompareView, band_over
 from mutua.watch.guard import Gatekeeper, is_loopback
+from mutua.watch.happened import Happened
 from mutua.watch.pages import Pages, catalogue_of, page_files
 from mutua.watch.stopping import can_stop, stop
 
@@ -232,6 +233,25 @@ def test_two_hundred_runs_are_looked_at_again_only_when_they_change(
         file.write('{"event": "note", "time": "x", "text": "y"}\n')
     found.rows()
     assert looked == ["run-7"]
+
+
+def test_the_list_knows_how_far_a_run_with_many_clients_is(tmp_path: Path) -> None:
+    """Between two ends of rounds there is more than the end of the file that is looked at first."""
+    ids = [f"client-{n}" for n in range(600)]
+    time = "2026-01-01T00:00:{:02}.000+00:00"
+    lines = [{"event": "begun", "time": time.format(0), "method": "fml", "rounds": 20, "clients": ids}]
+    for n in range(1, 5):
+        trained = {"event": "trained", "time": time.format(9 * n), "round": n}
+        lines += [{"event": "round", "time": time.format(9 * n), "round": n, "clients": ids}]
+        lines += [{**trained, "client": client, "seconds": 1.5, "bytes": 10} for client in ids]
+        if n < 4:
+            ended = {"event": "ended", "time": time.format(9 * n), "round": n}
+            lines += [{**ended, "accuracy": {"global": None, "clients": n / 10}}]
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    [row] = catalogue_of(tmp_path).rows()
+    assert (row["round"], row["rounds"], row["clients"], row["score"]["clients"]) == (4, 20, 600, 0.3)
+    assert Happened().seconds_left() is None and row["left"] is None  # nobody works there
 
 
 # Comparing

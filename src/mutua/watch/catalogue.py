@@ -28,6 +28,8 @@ MOST_RUNS = 2_000
 _RUN_FILES = ("recipe.yaml", "events.jsonl")
 _STUDY_FILES = ("comparison.json", "results.csv")
 _HEAD, _TAIL = 2**20, 2**15
+_FURTHER, _ENDS = 2**21, 11
+_ENDED = b'{"event": "ended"'
 _RECORD = 2**21
 
 
@@ -228,4 +230,17 @@ def _glance(file: int, size: int) -> Happened:
     tail = os.pread(file, _TAIL, start)
     begin = tail.find(b"\n") + 1 if start else 0
     events.take(tail[begin : tail.rfind(b"\n") + 1], start + begin, False)
+    if len(events.ended) < _ENDS and start:
+        _ends_before(file, start, events)
     return events
+
+
+def _ends_before(file: int, end: int, events: Happened) -> None:
+    """The last rounds that ended before there: with many clients there is much between one end and the next."""
+    start = max(0, end - _FURTHER)
+    text = os.pread(file, end - start, start)
+    at = len(text)
+    for _ in range(_ENDS):
+        if (at := text.rfind(_ENDED, 0, at)) < 0:
+            return
+        events.take(text[at:].partition(b"\n")[0] + b"\n", start + at, True)

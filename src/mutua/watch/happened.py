@@ -125,6 +125,8 @@ class Happened:
             took = float(seconds)
         except ValueError:
             return
+        self.round = max(self.round, round)
+        self._say("trained", time.decode(errors="replace"), older)
         self.seen[client] = Seen(round, moment(time.decode(errors="replace")), took)
 
     def _round_begins(self, round: int, at: int, time: str, older: bool) -> None:

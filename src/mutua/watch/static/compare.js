@@ -65,11 +65,21 @@ class Comparison {
   }
 }
 
-function sheet(table, at) {
+const WORDS = ["better", "worse", "equal", "cannot tell", "holds", "does not hold"];
+
+// A verdict is what one looks for: it stands beside what it is of, not behind all numbers.
+function verdictFirst(table) {
+  if (!table.rows.length || !table.rows.every((row) => WORDS.includes(row.at(-1)))) return table;
+  const move = (row) => [...row.slice(0, table.left), row.at(-1), ...row.slice(table.left, -1)];
+  return { ...table, heads: move(table.heads).map((text, i) => (i === table.left ? "verdict" : text)), rows: table.rows.map(move), left: table.left + 1 };
+}
+
+function sheet(told, at) {
+  const table = verdictFirst(told);
   const id = `table-${at}`;
   const rows = table.rows.map((row) => h("tr", {}, ...row.map((text, i) => {
-    const verdict = i === row.length - 1 && VERDICTS[text];
-    const kind = i < table.left ? "" : `number${verdict ? ` verdict ${text.replaceAll(" ", "-")}` : ""}`;
+    const verdict = i === table.left - 1 && table !== told && VERDICTS[text];
+    const kind = i >= table.left ? "number" : verdict ? `verdict ${text.replaceAll(" ", "-")}` : "";
     if (i === 0 && text.startsWith("  ")) return h("th", { scope: "row", class: "inner", text: text.trim() });
     return h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: kind, text: verdict || text });
   })));
