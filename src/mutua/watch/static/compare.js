@@ -78,8 +78,8 @@ function sheet(told, at) {
   const table = verdictFirst(told);
   const id = `table-${at}`;
   const rows = table.rows.map((row) => h("tr", {}, ...row.map((text, i) => {
-    const verdict = i === table.left - 1 && table !== told && VERDICTS[text];
-    const kind = i >= table.left ? "number" : verdict ? `verdict ${text.replaceAll(" ", "-")}` : "";
+    const verdict = table !== told && i === table.left - 1 && VERDICTS[text];
+    const kind = i >= table.left ? "number" : i === table.left - 1 && table !== told ? `verdict ${text.replaceAll(" ", "-")}` : "";
     if (i === 0 && text.startsWith("  ")) return h("th", { scope: "row", class: "inner", text: text.trim() });
     return h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: kind, text: verdict || text });
   })));
