@@ -96,6 +96,8 @@ def test_measured_numbers_are_those_of_the_page_of_reproductions() -> None:
     """What a method's page says of our own studies is in the page that `mutua reproduce` has written."""
     report = (DOCS / "reproduction.md").read_text(encoding="utf-8")
     found = 0
+    for number in re.findall(r"\d+\.\d+ ± \d+\.\d+", (DOCS / "which-method.md").read_text(encoding="utf-8")):
+        assert number in report, f"which-method.md: {number}"
     for page in sorted((DOCS / "methods").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         for part in re.findall(r"^- \*\*Measured\*\*.*?(?=\n- |\n\n)", text, re.MULTILINE | re.DOTALL):
