@@ -8,25 +8,19 @@ run's last write has returned until the browser has drawn what it says; the serv
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import shutil
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
-import uvicorn
 from playwright.sync_api import Page, sync_playwright
 
-from mutua.watch.guard import Gatekeeper
-from mutua.watch.pages import Pages, catalogue_of
+from mutua.watch.serving import page_in_background
 
 FIRST_PAINT, UPDATE = 2.0, 0.1
 """Seconds; more is too much."""
@@ -102,22 +96,6 @@ class MadeUpRun:
             file.flush()
 
 
-@contextmanager
-def served(place: Path) -> Iterator[str]:
-    """The page's server, in a thread; its address."""
-    pages = Pages(catalogue_of(place))
-    config = uvicorn.Config(lambda *_: None, port=0, log_level="error", lifespan="off", ws="none")
-    server, socket = uvicorn.Server(config), config.bind_socket()
-    config.app = Gatekeeper(pages.app(), "127.0.0.1", port := socket.getsockname()[1])
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([socket])))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}/"
-    pages.closing = server.should_exit = True
-    thread.join()
-
-
 def first_paint(tab: Page, address: str, what: str) -> float:
     """Seconds from the beginning of the navigation."""
     began = time.time()
@@ -163,7 +141,7 @@ def measured(clients: int, rounds: int, listed: int, chromium: str) -> bool:
         print(f"{clients:,} clients, {rounds} rounds, {size / 1e6:.0f} MB; a list of {listed} runs")
         opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         tab = opened.new_page(viewport={"width": 1280, "height": 900})
-        with served(place / "large") as address:
+        with page_in_background(place / "large") as address:
             began = time.time()
             say("large run, first paint", [first_paint(tab, f"{address}#/run/run", f"{rounds} of")], FIRST_PAINT)
             tab.locator(".note[role=status]").wait_for(state="hidden", timeout=120_000)
@@ -171,7 +149,7 @@ def measured(clients: int, rounds: int, listed: int, chromium: str) -> bool:
             again = [first_paint(tab, f"{address}?{n}#/run/run", f"{rounds} of") for n in range(3)]
             say("large run, first paint, opened again", again, FIRST_PAINT)
             say("large run, update", updates(tab, [large], "{} of", 10), UPDATE)
-        with served(place / "many") as address:
+        with page_in_background(place / "many") as address:
             paints = [first_paint(tab, f"{address}?{n}#/", "20 / 40") for n in range(4)]
             say("list, first paint (first time)", paints[:1], FIRST_PAINT)
             say("list, first paint (then)", paints[1:], FIRST_PAINT)

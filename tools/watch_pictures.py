@@ -1,20 +1,16 @@
 """Draw docs/images/watch-run.png and watch-phone.png: the live page of small runs, in Chromium."""
 
-import asyncio
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
-import uvicorn
 import yaml
 from playwright.sync_api import sync_playwright
 
-from mutua.watch.guard import Gatekeeper
-from mutua.watch.pages import Pages, catalogue_of
+from mutua.watch.serving import page_in_background
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -43,35 +39,26 @@ def draw() -> None:
     """Run, serve, draw."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     recipe = yaml.safe_load((ROOT / "examples" / "mixed-models.yaml").read_text())
-    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as driver, ExitStack() as stack:
         place = Path(temporary) / "runs"
         recipe.update(rounds=12, evaluate_every=1, faults=FAULTS)
         (Path(temporary) / "mixed.yaml").write_text(yaml.safe_dump(recipe))
         mutua("run", f"{temporary}/mixed.yaml", "--out", f"{place}/mixed-models")
         (Path(temporary) / "shards.yaml").write_text(yaml.safe_dump(SHARDS))
         mutua("compare", f"{temporary}/shards.yaml", "--methods", METHODS, "--out", f"{place}/shards")
-        pages = Pages(catalogue_of(place))
-        config = uvicorn.Config(lambda *_: None, port=0, log_level="error", lifespan="off", ws="none")
-        server, socket = uvicorn.Server(config), config.bind_socket()
-        config.app = Gatekeeper(pages.app(), "127.0.0.1", port := socket.getsockname()[1])
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([socket])))
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
+        address = stack.enter_context(page_in_background(place))
         opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name, path, width, height, theme in (
             ("watch-run", "#/run/mixed-models", 1280, 1180, "light"),
             ("watch-phone", "#/study/shards", 390, 1000, "dark"),
         ):
             tab = opened.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
-            tab.goto(f"http://127.0.0.1:{port}/{path}")
+            tab.goto(f"{address}{path}")
             tab.locator("path.curve").first.wait_for()
             tab.evaluate("document.querySelectorAll('.page-head p').forEach(text => { text.hidden = true; })")
             tab.wait_for_timeout(500)
             tab.screenshot(path=IMAGES / f"{name}.png")
         opened.close()
-        pages.closing = server.should_exit = True
-        thread.join()
 
 
 if __name__ == "__main__":

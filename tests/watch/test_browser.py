@@ -6,11 +6,9 @@ The long test looks at every page in both widths and themes, and has axe-core ju
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,10 +22,9 @@ from mutua import Recipe
 from mutua.runs.execute import execute
 from mutua.runs.folder import RunFolder
 from mutua.runs.recording import Recorder
-from mutua.watch.guard import Gatekeeper
-from mutua.watch.pages import Pages, catalogue_of
+from mutua.watch.serving import page_in_background
 
-uvicorn = pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "mutua[watch]"')
+pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "mutua[watch]"')
 sync_api = pytest.importorskip("playwright.sync_api", reason='needs playwright: pip install "mutua[dev]"')
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -102,19 +99,8 @@ def live(finished: Callable[..., tuple[Path, Any]], tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="module")
 def address(live: Path) -> Iterator[str]:
     """The page's server, in a thread."""
-    pages = Pages(catalogue_of(live))
-    config = uvicorn.Config(lambda *_: None, port=0, log_level="error", lifespan="off", ws="none")
-    server = uvicorn.Server(config)
-    socket = config.bind_socket()
-    port = socket.getsockname()[1]
-    config.app = Gatekeeper(pages.app(), "127.0.0.1", port)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([socket])))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}/"
-    pages.closing = server.should_exit = True
-    thread.join()
+    with page_in_background(live) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

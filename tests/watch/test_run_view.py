@@ -251,3 +251,19 @@ def test_what_clients_have_alone_is_shown_while_the_run_is_at_work(
         rows = rows_of(viewed(folder)["clients"])
         expected = [client.benefit().summary()["models"]["alone"]["value"] for client in result.clients]
         assert near([row["alone"] for row in rows], expected)
+
+
+def test_what_clients_have_alone_is_taken_from_the_study(compared: Path) -> None:
+    """From the run of independent with the same data and seed; not from one that is longer."""
+    for seed in (0, 1):
+        rows = rows_of(viewed(compared, f"{compared.name}/fml-{seed}")["clients"])
+        told = json.loads((compared / f"independent-{seed}" / "run.json").read_text())["summary"]["clients"]
+        assert near([row["alone"] for row in rows], [client["accuracy"]["predictor"] for client in told])
+
+
+def test_a_longer_run_alone_is_not_compared(compared_copy: Path) -> None:
+    for seed in (0, 1):
+        recipe = compared_copy / f"independent-{seed}" / "recipe.yaml"
+        recipe.write_text(recipe.read_text().replace("rounds: 3", "rounds: 4"))
+    rows = rows_of(viewed(compared_copy, f"{compared_copy.name}/fml-0")["clients"])
+    assert [row["alone"] for row in rows] == [None] * 3

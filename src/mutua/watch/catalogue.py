@@ -145,6 +145,11 @@ class Catalogue:
         """The runs of a study."""
         return [run for run in self.runs.values() if run.study == id]
 
+    def alone_in(self, id: str | None) -> list[Found]:
+        """The runs of a study in which every client trains alone."""
+        mine = self.of_study(id) if id is not None else []
+        return [run for run in mine if self._row(run)["method"] == "independent"]
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each run."""
         return [self._row(run) for run in self.runs.values()]

@@ -30,7 +30,8 @@ WORK = 0.08
 """Seconds that are read at a time; as long a pause follows, since the machine has runs to do."""
 ALIVE = 10.0
 MOST_STREAMS = 48
-MOST_VIEWS = 12
+MOST_VIEWS = 6
+"""How many runs are kept in memory; a hostile folder can make one take a third of a GB."""
 MOST_BODY = 4096
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -168,7 +169,7 @@ class Pages:
             return self._problem(404, "there is no such run")
         view = await asyncio.to_thread(self._view, run.id)
         if view is not None and view.deployed:
-            return self._problem(409, "a deployment is stopped by its organiser: mutua deploy stop")
+            return self._problem(409, "a deployment is stopped by its organiser, where it was started")
         if state_of(self.catalogue.root, run.parts) != "running":
             return self._problem(409, "the run is not at work")
         try:
@@ -184,7 +185,7 @@ class Pages:
             return None
         view = self._views.get(id)
         if view is None:
-            others = partial(self.catalogue.of_study, found.study) if found.study else tuple
+            others = partial(self.catalogue.alone_in, found.study)
             view = self._views[id] = RunView(self.catalogue.root, found, others)
         self._views.move_to_end(id)
         while len(self._views) > MOST_VIEWS:

@@ -63,7 +63,8 @@ class RunView:
             "participation.csv", lambda *rows: self.took_part.take(*rows), self._turns_again
         )
         self._readers = self._events, self._history, self._turns, self._ledger
-        self._finished: tuple[float, dict[str, Any], dict[str, float]] | None = None
+        self._finished: tuple[dict[str, Any], dict[str, dict[str, float]]] | None = None
+        """The run's record, and by metric what clients have alone, which is looked up once."""
         self._state, self._looked = "", 0.0
         self._stoppable = False
         self._pictured: tuple[int | None, int, RoundPicture | None] = (None, -1, None)
@@ -119,7 +120,7 @@ class RunView:
         self._looked = now
         state = state_of(self.root, self.run.parts)
         if state == "finished" and self._finished is None:
-            self._finished = now, json_inside(self.root, (*self.run.parts, "run.json"), RUN_JSON), {}
+            self._finished = json_inside(self.root, (*self.run.parts, "run.json"), RUN_JSON), {}
             self.version += 1
         elif state != "finished":
             self._finished = None
@@ -158,7 +159,7 @@ class RunView:
             return Headline(self.happened.metric)
         if self._finished is not None:
             with suppress(AttributeError, TypeError):
-                return Headline.of(self._finished[1].get("summary"))
+                return Headline.of(self._finished[0].get("summary"))
         known = self.measured.metrics
         return ACCURACY if not known or "accuracy" in known else Headline(known[0])
 
@@ -202,7 +203,7 @@ class RunView:
         """What the page leaves out, in sentences."""
         told = [f"Of {name} only the newest {MOST // 2**20} MiB are read." for name in self._cut_off()]
         if self.measured.stride > 1:
-            told.append(f"There are too many numbers: only every {self.measured.stride}th round is kept.")
+            told.append(f"There are too many numbers: one round in {self.measured.stride} is kept.")
         if self.measured.unknown:
             told.append(f"There are too many clients: only {len(self.measured.ids)} of them are shown.")
         if len(self.measured.ids) > MOST_LISTED:
@@ -221,7 +222,7 @@ class RunView:
         if self._finished is None:
             return None
         metric = self.headline.metric
-        summary = self._finished[1].get("summary")
+        summary = self._finished[0].get("summary")
         try:
             shared, own = summary["global"], summary["mean"]["predictor"]  # type: ignore[index]
             return {"global": finite(shared[metric] if shared else None), "clients": finite(own[metric])}
@@ -332,10 +333,11 @@ class RunView:
             return {client: value for client, value in last.items() if value is not None}
         if self._finished is None:
             return {}
-        if not self._finished[2]:
+        known = self._finished[1]
+        if headline.metric not in known:
             ids = self.measured.ids[:MOST_LISTED]
-            self._finished[2].update(alone_by_client(self.root, self.run, ids, headline, self._others()))
-        return self._finished[2]
+            known[headline.metric] = alone_by_client(self.root, self.run, ids, headline, self._others())
+        return known[headline.metric]
 
     @cached_property
     def _personal_is_alone(self) -> bool:

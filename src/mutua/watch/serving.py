@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from mutua.errors import InputError, RunError
@@ -52,6 +55,28 @@ def serve_page(
     with suppress(KeyboardInterrupt), listening:
         server.run(listening)
     say("closed; runs go on")
+
+
+@contextmanager
+def page_in_background(given: PathLike) -> Iterator[str]:
+    """Serve the page in a thread of this process, at a free port of this machine alone; its address."""
+    uvicorn = needed("uvicorn")
+    needed("starlette")
+    pages = Pages(catalogue_of(given))
+    listening = _listen("127.0.0.1", 0)
+    at = listening.getsockname()[1]
+    guarded = Gatekeeper(pages.app(), "127.0.0.1", at)
+    server = uvicorn.Server(uvicorn.Config(guarded, log_level="error", lifespan="off", ws="none"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{at}/"
+    finally:
+        pages.closing = server.should_exit = True
+        thread.join()
+        listening.close()
 
 
 class _Server:
