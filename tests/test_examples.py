@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,9 +68,10 @@ def test_a_cluster_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.deploy
 def test_three_sites_on_this_machine(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from real_deployment import free_port
-
-    project("three-sites/three_sites.py")(str(tmp_path / "trial"), f"127.0.0.1:{free_port()}")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    project("three-sites/three_sites.py")(str(tmp_path / "trial"), f"127.0.0.1:{port}")
     out, err = capfd.readouterr()
     assert (out + err).count("all as they were written") == 3
     [run] = (tmp_path / "trial" / "organiser" / "runs").iterdir()

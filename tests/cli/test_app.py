@@ -20,8 +20,10 @@ def test_version_and_help(command: Command) -> None:
     for words in ([], ["--help"]):
         done = command(*words)
         assert done.code == 0 and done.err == "" and "..." not in done.out.partition("Start here:")[2]
-    for group in ("data", "runs"):
+    for group in ("data", "runs", "deploy", "ledger"):
         assert command(group).out == command(group, "--help").out
+        listed = command(group).out.partition("Commands:")[2]
+        assert listed and "..." not in listed
 
 
 def test_help_lists_every_command_in_a_group(command: Command) -> None:
@@ -29,7 +31,7 @@ def test_help_lists_every_command_in_a_group(command: Command) -> None:
     listed = command("--help").out.partition("--help ")[2]
     groups = {title: re.findall(r"^  ([a-z]+) ", body, re.MULTILINE) for title, body in _parts(listed)}
     assert next(iter(groups)) == "Start here" and groups["Start here"][:2] == ["demo", "run"]
-    assert "Other commands" not in groups and 4 <= len(groups) <= 7
+    assert "Commands" not in groups and 4 <= len(groups) <= 7
     assert sorted(name for names in groups.values() for name in names) == sorted(get_command(app).commands)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from mutua import __version__, errors
 from mutua.cli import (
@@ -24,39 +23,13 @@ from mutua.cli import (
     trained_models,
     watching,
 )
+from mutua.cli.grouped_help import COMPARE, DEPLOY, FIND, START, USE, GroupedCommands
 from mutua.errors import MutuaError, short_of_memory
 from mutua.support import signals
 from mutua.support.output_streams import surviving_output
 
 TRACEBACK = "--traceback"
 QUOTED = "'([^']*)'"
-
-# By what a user wants to do; `rich_help_panel` is where typer keeps a command's group.
-START = "Start here"
-COMPARE = "Compare and report"
-USE = "Use the models of a run"
-FIND = "Find out what there is"
-DEPLOY = "Run a real federation"
-OTHER = "Other commands"
-
-
-class GroupedCommands(TyperGroup):
-    """Help that lists commands by group, as plain lines: they fit a narrow terminal and a screen reader."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands group by group."""
-        found: dict[str, list[tuple[str, str]]] = {of: [] for of in (START, COMPARE, USE, FIND, DEPLOY, OTHER)}
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command is not None and not command.hidden:
-                group = getattr(command, "rich_help_panel", None)
-                said = command.get_short_help_str(formatter.width)
-                found[group if group in found else OTHER].append((name, said))
-        for group, rows in found.items():
-            if rows:
-                with formatter.section(group):
-                    formatter.write_dl(rows)
-
 
 app = typer.Typer(cls=GroupedCommands, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command("demo", rich_help_panel=START)(demo.demo_command)
@@ -124,6 +97,9 @@ def _invoke() -> int:
             return _complain("there was no memory left; free some, raise its limit (ulimit), or use less data", 1)
         if not hasattr(error, "format_message"):  # a bug of ours, which a traceback helps to find
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: say which there are
+            typer.echo(error.format_message())
+            return 0
         said = _usage(error.format_message())
         command = context.command_path if (context := getattr(error, "ctx", None)) else "mutua"
         return _complain(f"{said}{'' if said.endswith('?') else ';'} see '{command} --help'", 2)

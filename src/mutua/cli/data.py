@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from mutua.cli.grouped_help import GroupedCommands
 from mutua.cli.options import AsJson, DataDir, RecipeFile, Seed, Sets, load_recipe, print_json
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(cls=GroupedCommands, rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mutua.cli.grouped_help import GroupedCommands
 from mutua.cli.options import AsJson, DataDir, Sets, TrustCode, load_recipe, print_json, trust_names
 from mutua.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from mutua.deploy.agreement import InputShape
 
-app = typer.Typer(help="A real federation of sites on a network.", no_args_is_help=True)
+app = typer.Typer(cls=GroupedCommands, help="A real federation of sites on a network.", no_args_is_help=True)
 
 Deployment = Annotated[Path, typer.Argument(help="The organiser's folder.", metavar="DIR")]
 SiteDir = Annotated[Path, typer.Argument(help="The folder that the organiser has handed out.", metavar="FOLDER")]

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from mutua.cli.grouped_help import GroupedCommands
 from mutua.errors import InputError, RunError
 
-app = typer.Typer(help="What a site has sent, from the ledger on its own disk.", no_args_is_help=True)
+app = typer.Typer(
+    cls=GroupedCommands, help="What a site has sent, from the ledger on its own disk.", no_args_is_help=True
+)
 
 LedgerDir = Annotated[Path, typer.Argument(help="A site's folder, or its ledger.jsonl.", metavar="FOLDER")]
 

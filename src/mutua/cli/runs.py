@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from mutua.cli.grouped_help import GroupedCommands
 from mutua.cli.options import AsJson, RunDir, print_json
 from mutua.errors import InputError
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(cls=GroupedCommands, rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
