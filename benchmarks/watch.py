@@ -11,16 +11,19 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
 from playwright.sync_api import Page, sync_playwright
-
-from mutua.watch.serving import page_in_background
 
 FIRST_PAINT, UPDATE = 2.0, 0.1
 """Seconds; more is too much."""
@@ -28,8 +31,11 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 PAINTED = """what => new Promise(done => {
   const look = () => {
     const told = [...document.querySelectorAll("dd, .progress-text")];
-    const found = told.some(node => node.textContent.startsWith(what))
-      && document.querySelector("path.curve, .runs tbody tr") !== null;
+    const tile = document.querySelector(".tile .seen");
+    const found = told.some(node => node.textContent.startsWith(what)) &&
+      (document.querySelector(".runs tbody tr") !== null ||
+        (document.querySelector("path.curve") !== null && tile !== null &&
+          tile.textContent.includes(`seen in round ${what.split(" ")[0]}`)));
     if (found) requestAnimationFrame(() => setTimeout(() => done(Date.now() / 1000)));
     else setTimeout(look, 1);
   };
@@ -96,6 +102,18 @@ class MadeUpRun:
             file.flush()
 
 
+@contextmanager
+def served(place: Path) -> Iterator[str]:
+    """`mutua watch` in a process of its own; its address."""
+    words = [sys.executable, "-m", "mutua", "watch", str(place)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[-1]
+        finally:
+            server.send_signal(signal.SIGINT)
+
+
 def first_paint(tab: Page, address: str, what: str) -> float:
     """Seconds from the beginning of the navigation."""
     began = time.time()
@@ -141,7 +159,7 @@ def measured(clients: int, rounds: int, listed: int, chromium: str) -> bool:
         print(f"{clients:,} clients, {rounds} rounds, {size / 1e6:.0f} MB; a list of {listed} runs")
         opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         tab = opened.new_page(viewport={"width": 1280, "height": 900})
-        with page_in_background(place / "large") as address:
+        with served(place / "large") as address:
             began = time.time()
             say("large run, first paint", [first_paint(tab, f"{address}#/run/run", f"{rounds} of")], FIRST_PAINT)
             tab.locator(".note[role=status]").wait_for(state="hidden", timeout=120_000)
@@ -149,7 +167,7 @@ def measured(clients: int, rounds: int, listed: int, chromium: str) -> bool:
             again = [first_paint(tab, f"{address}?{n}#/run/run", f"{rounds} of") for n in range(3)]
             say("large run, first paint, opened again", again, FIRST_PAINT)
             say("large run, update", updates(tab, [large], "{} of", 10), UPDATE)
-        with page_in_background(place / "many") as address:
+        with served(place / "many") as address:
             paints = [first_paint(tab, f"{address}?{n}#/", "20 / 40") for n in range(4)]
             say("list, first paint (first time)", paints[:1], FIRST_PAINT)
             say("list, first paint (then)", paints[1:], FIRST_PAINT)

@@ -21,7 +21,7 @@ from mutua.watch.comparing import MOST_COMPARED, CompareView
 from mutua.watch.run_view import MOST_CHOSEN, RunView
 from mutua.watch.stopping import stop
 
-POLL = 0.03
+POLL = 0.02
 """Seconds between looks at the files of a run."""
 LIST_POLL = 1.0
 BURST, BURST_SECONDS = 3, 0.6
@@ -209,19 +209,23 @@ class Pages:
         sent: dict[str, bytes] = {}
         last_parts: PageParts | None = None
         last_sent = time.monotonic()
+
+        def work() -> tuple[PageParts, bool, bytes]:
+            """Read, and say what has changed, unless enough was said just now: in one turn of a thread."""
+            parts, more = look(WORK)
+            due = parts is not last_parts and time.monotonic() - recent[0] >= BURST_SECONDS
+            return (parts, more, _changed(parts, sent)) if due else (last_parts or {}, more, b"")
+
         recent = deque([0.0] * BURST, maxlen=BURST)
         try:
             yield b"retry: 1000\n\n"
             while not self.closing and not await gone():
                 began = time.monotonic()
-                parts, more = await asyncio.to_thread(look, WORK)
-                if parts is not last_parts and time.monotonic() - recent[0] >= BURST_SECONDS:
-                    message = await asyncio.to_thread(_changed, parts, sent)
-                    last_parts = parts
-                    if message:
-                        last_sent = time.monotonic()
-                        recent.append(last_sent)
-                        yield message
+                last_parts, more, message = await asyncio.to_thread(work)
+                if message:
+                    last_sent = time.monotonic()
+                    recent.append(last_sent)
+                    yield message
                 if time.monotonic() - last_sent > ALIVE:
                     last_sent = time.monotonic()
                     yield b": alive\n\n"
