@@ -2,7 +2,7 @@
 
 The folders are made up: files as a run writes them, about 400 MB. Times are of Chromium on the same machine. First
 paint: from the beginning of the navigation until what the page is for is drawn. Update: from the moment when the
-run's last write has returned until the browser has drawn what it says; the server looks every 50 ms.
+run's last write has returned until the browser has drawn what it says; the server looks every 20 ms.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from playwright.sync_api import Page, sync_playwright
+
+from mutua.support.folders import FolderLock
 
 FIRST_PAINT, UPDATE = 2.0, 0.1
 """Seconds; more is too much."""
@@ -48,6 +50,7 @@ class MadeUpRun:
 
     def __init__(self, place: Path, clients: int, rounds: int, seed: int = 0) -> None:
         place.mkdir(parents=True)
+        self.lock = FolderLock(place, "PLACE")  # as a run at work holds it
         self.rounds, self.random = rounds, random.Random(seed)
         self.ids = [f"c{n}" for n in range(clients)]
         names = "events.jsonl", "history.csv", "ledger.csv", "participation.csv"

@@ -21,9 +21,8 @@ from mutua.watch.comparing import MOST_COMPARED, CompareView
 from mutua.watch.run_view import MOST_CHOSEN, RunView
 from mutua.watch.stopping import stop
 
-POLL = 0.02
-"""Seconds between looks at the files of a run."""
-LIST_POLL = 1.0
+POLL, IDLE_POLL, LIST_POLL = 0.02, 0.5, 1.0
+"""Seconds between looks at the files of a run that is at work, at those of other runs, and at all folders."""
 BURST, BURST_SECONDS = 3, 0.6
 """So many messages of a stream in so many seconds, so that a run with many events does not flood the browser."""
 WORK = 0.08
@@ -36,6 +35,8 @@ MOST_BODY = 4096
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 PageParts = dict[str, Any]
+Look = Callable[[float], tuple[PageParts, bool]]
+"""Reads on for so many seconds: the parts of a page, and whether there is more to read at once."""
 
 
 def page_files() -> dict[str, tuple[str, bytes]]:
@@ -99,7 +100,7 @@ class Pages:
             }
             return {"list": told}, False
 
-        return self._stream(request, look, LIST_POLL)
+        return self._stream(request, look, lambda: LIST_POLL)
 
     async def _run(self, request: Any) -> Any:
         asked = request.query_params
@@ -121,7 +122,7 @@ class Pages:
                 last[:] = view.version, parts()
             return last[1], more
 
-        return self._stream(request, look, POLL)
+        return self._stream(request, look, lambda: POLL if view.running else IDLE_POLL)
 
     async def _compare(self, request: Any) -> Any:
         wanted = request.query_params.getlist("id")[: MOST_COMPARED + 1]
@@ -130,7 +131,7 @@ class Pages:
         if not runs:
             return self._problem(404, "there is no such run")
         view = await asyncio.to_thread(CompareView, self.catalogue.root, runs)
-        return self._stream(request, lambda seconds: _parts_after(view, seconds), POLL * 4)
+        return self._stream(request, partial(_parts_after, view), lambda: IDLE_POLL)
 
     async def _study(self, request: Any) -> Any:
         id = request.query_params.get("id", "")
@@ -150,7 +151,7 @@ class Pages:
             parts, more = _parts_after(view, seconds)
             return {**parts, "runs": [rows[run.id] for run in runs if run.id in rows]}, more
 
-        return self._stream(request, look, POLL * 4)
+        return self._stream(request, look, lambda: IDLE_POLL)
 
     async def _stop(self, request: Any) -> Any:
         """Stop a run of this machine."""
@@ -192,7 +193,7 @@ class Pages:
             self._views.popitem(last=False)
         return view
 
-    def _stream(self, request: Any, look: Callable[[float], tuple[PageParts, bool]], pause: float) -> Any:
+    def _stream(self, request: Any, look: Look, pause: Callable[[], float]) -> Any:
         from starlette.responses import StreamingResponse
 
         if self._streams >= MOST_STREAMS:
@@ -202,7 +203,7 @@ class Pages:
         )
 
     async def _messages(
-        self, gone: Callable[[], Awaitable[bool]], look: Callable[[float], tuple[PageParts, bool]], pause: float
+        self, gone: Callable[[], Awaitable[bool]], look: Look, pause: Callable[[], float]
     ) -> AsyncIterator[bytes]:
         """Server-sent events: each part when it has changed, and now and then a sign of life."""
         self._streams += 1
@@ -229,7 +230,7 @@ class Pages:
                 if time.monotonic() - last_sent > ALIVE:
                     last_sent = time.monotonic()
                     yield b": alive\n\n"
-                await self._rest(max(time.monotonic() - began, 0.01) if more else pause)
+                await self._rest(max(time.monotonic() - began, 0.01) if more else pause())
         finally:
             self._streams -= 1
 

@@ -148,6 +148,11 @@ class RunView:
             }
 
     @property
+    def running(self) -> bool:
+        """Whether it is at work."""
+        return self._state == "running"
+
+    @property
     def deployed(self) -> bool:
         """Whether it is the organiser's: of a simulation the models are known."""
         return bool(self.happened.clients) and not self.happened.models
