@@ -312,7 +312,9 @@ def _follow(
         return [np.flatnonzero(held.domain.numpy() == d) for d in range(len(deal.ids))]
     y, C = fit.strata, len(fit.classes)
     # Training samples left over stand as one more client, whose share of val and test nobody gets.
-    left_over = np.setdiff1d(np.arange(len(y)), np.concatenate(deal.parts))
+    left_over = np.ones(len(y), bool)
+    for part in deal.parts:
+        left_over[part] = False
     counts = np.stack([np.bincount(y[part], minlength=C) for part in [*deal.parts, left_over]])
     return deal_like(counts, held.strata, rng)[:-1]
 

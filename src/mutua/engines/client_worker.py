@@ -18,7 +18,7 @@ from mutua.errors import NO_MEMORY, Fault, InputError, MachineFault, short_of_me
 from mutua.federation.commit_files import FiledCommit
 from mutua.federation.federation import Federation
 from mutua.federation.module_pool import Modules
-from mutua.learning.evaluation import evaluation_batches, predictions
+from mutua.learning.evaluation import evaluation_batch, predictions
 from mutua.methods.base import Job
 from mutua.support.tensor_files import Tensors
 
@@ -78,7 +78,7 @@ class ClientWorker:
         assert self.federation.test is not None
         try:
             model = self.modules.get("meme", self.job.global_architecture, client, state)
-            batch = evaluation_batches(self.federation.test)[number]
+            batch = evaluation_batch(self.federation.test, number)
             return predictions(model, batch, client.task, self.modules.device)
         except Exception as error:
             if short_of_memory(error):

@@ -21,7 +21,7 @@ from mutua.federation.commit_files import CommitFiles
 from mutua.federation.federation import Federation
 from mutua.federation.message import Message
 from mutua.federation.store import Store
-from mutua.learning.evaluation import evaluation_batches, is_union
+from mutua.learning.evaluation import is_union, number_of_batches
 from mutua.methods.base import Job
 from mutua.support import signals
 from mutua.support.processes import MAX_ATTEMPTS
@@ -115,7 +115,7 @@ class SimulationEngine:
         """Each briefed client's models on its own data, and the global on the common test set."""
         test = self.federation.test if shared is not None else None
         staged = {client: self._given(client, brief, round + 1) for client, brief in briefs.items()}
-        number = 0 if test is None else len(evaluation_batches(test))
+        number = 0 if test is None else number_of_batches(test)
         scores = self._items("score", {str(i): (shared,) for i in range(number)})
         assessments = self._items("assess", {client: (round, given) for client, given in staged.items()})
         seen = test is not None and self._seen_by_clients(briefs, shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -43,9 +44,20 @@ def outputs(
 
 def evaluation_batches(samples: Samples) -> list[Samples]:
     """The parts that pass through a model at once: the same for any number of workers."""
-    return [
-        replace(samples, x=x, y=y) for x, y in zip(samples.x.split(BATCH), samples.y.split(BATCH), strict=True)
-    ]
+    return [evaluation_batch(samples, number) for number in range(number_of_batches(samples))]
+
+
+def number_of_batches(samples: Samples) -> int:
+    """How many parts there are; one, without samples, if there are none."""
+    return max(1, math.ceil(len(samples) / BATCH))
+
+
+def evaluation_batch(samples: Samples, number: int) -> Samples:
+    """One of the parts, without a look at the others."""
+    start = number * BATCH
+    size = min(BATCH, len(samples) - start)
+    cuts = [start, size, len(samples) - start - size]
+    return replace(samples, x=samples.x.split(cuts)[1], y=samples.y.split(cuts)[1])
 
 
 def is_union(whole: Samples | None, parts: Sequence[Samples]) -> bool:
