@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,20 @@ def mutua(*words: object) -> list[str]:
     return [sys.executable, "-m", "mutua", *map(str, words)]
 
 
+def wait_for(host: str, seconds: float = 120) -> None:
+    """Until the server answers at its port."""
+    name, _, port = host.rpartition(":")
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((name, int(port)), timeout=5).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+
+
 def main(place: str = "three-sites-trial", host: str = "127.0.0.1:9092") -> None:
     """Set up in a new folder, run, and ask every site what it has sent."""
     folder = Path(place)
@@ -28,7 +43,7 @@ def main(place: str = "three-sites-trial", host: str = "127.0.0.1:9092") -> None
         shutil.move(organiser / "hand-out" / client, site)
     working = [subprocess.Popen(mutua("deploy", "server", organiser))]
     try:
-        time.sleep(5)
+        wait_for(host)
         for site in sites:
             subprocess.run(mutua("deploy", "check", site), check=True)
             working.append(subprocess.Popen(mutua("deploy", "client", site)))
