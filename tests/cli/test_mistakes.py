@@ -207,7 +207,7 @@ data: none.npz: not found; check the path, which counts from the folder where yo
 $ mutua run tiny.yaml --set 'data={name: arrays, path: text.npz}'
 data: text.npz: not a readable array file (.npz)
 $ mutua run tiny.yaml --set 'data={name: arrays, path: objects.npz}'
-data: objects.npz: not a readable array file
+data: objects.npz: an array of Python objects is not read; save texts as numpy.array(values, dtype=str)
 $ mutua run tiny.yaml --set 'data={name: arrays, path: keys.npz}'
 data: keys.npz: holds images, labels; give x and y
 $ mutua run tiny.yaml --set 'data={name: arrays, path: nan.npz}'
