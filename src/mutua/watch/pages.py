@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -27,6 +28,8 @@ BURST, BURST_SECONDS = 3, 0.6
 """So many messages of a stream in so many seconds, so that a run with many events does not flood the browser."""
 WORK = 0.08
 """Seconds that are read at a time; as long a pause follows, since the machine has runs to do."""
+CATCHING_UP = 0.5
+"""Seconds between two messages while older lines are read."""
 ALIVE = 10.0
 MOST_STREAMS = 48
 MOST_VIEWS = 6
@@ -35,8 +38,19 @@ MOST_BODY = 4096
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 PageParts = dict[str, Any]
-Look = Callable[[float], tuple[PageParts, bool]]
-"""Reads on for so many seconds: the parts of a page, and whether there is more to read at once."""
+
+
+@dataclass(frozen=True)
+class StreamSource:
+    """What a stream tells of."""
+
+    read: Callable[[float], bool]
+    """Read on for about so many seconds; whether there is more to read at once."""
+    tell: Callable[[], PageParts]
+    pause: Callable[[], float]
+    """Seconds until the next look."""
+    version: Callable[[], object] = object
+    """Another one if there may be something new to tell."""
 
 
 def page_files() -> dict[str, tuple[str, bytes]]:
@@ -84,7 +98,7 @@ class Pages:
         return self._problem(404, "no such file") if found is None else self._answer(*found)
 
     async def _list(self, request: Any) -> Any:
-        def look(_: float) -> tuple[PageParts, bool]:
+        def tell() -> PageParts:
             self.catalogue.look()
             studies = [
                 {"id": study.id, "name": study.name, "runs": len(self.catalogue.of_study(study.id))}
@@ -98,9 +112,9 @@ class Pages:
                 "studies": studies,
                 "runs": rows,
             }
-            return {"list": told}, False
+            return {"list": told}
 
-        return self._stream(request, look, lambda: LIST_POLL)
+        return self._stream(request, StreamSource(lambda _: False, tell, lambda: LIST_POLL))
 
     async def _run(self, request: Any) -> Any:
         asked = request.query_params
@@ -112,17 +126,10 @@ class Pages:
             view.parts,
             asked.get("metric") or None,
             asked.getlist("client")[:MOST_CHOSEN],
-            int(round) if round.isdigit() and len(round) < 10 else None,
+            int(round) if round.isdecimal() and len(round) < 10 else None,
         )
-        last: list[Any] = [None, None]
-
-        def look(seconds: float) -> tuple[PageParts, bool]:
-            more = view.advance(seconds)
-            if last[0] != view.version:
-                last[:] = view.version, parts()
-            return last[1], more
-
-        return self._stream(request, look, lambda: POLL if view.running else IDLE_POLL)
+        pause = partial(_pause_of, view)
+        return self._stream(request, StreamSource(view.advance, parts, pause, lambda: view.version))
 
     async def _compare(self, request: Any) -> Any:
         wanted = request.query_params.getlist("id")[: MOST_COMPARED + 1]
@@ -131,7 +138,7 @@ class Pages:
         if not runs:
             return self._problem(404, "there is no such run")
         view = await asyncio.to_thread(CompareView, self.catalogue.root, runs)
-        return self._stream(request, partial(_parts_after, view), lambda: IDLE_POLL)
+        return self._stream(request, StreamSource(view.advance, view.parts, lambda: IDLE_POLL))
 
     async def _study(self, request: Any) -> Any:
         id = request.query_params.get("id", "")
@@ -142,16 +149,18 @@ class Pages:
             return self._problem(404, "there is no such study")
         view = await asyncio.to_thread(CompareView, self.catalogue.root, self.catalogue.of_study(id), study)
 
-        def look(seconds: float) -> tuple[PageParts, bool]:
+        def read(seconds: float) -> bool:
             if time.monotonic() - self.catalogue.looked > LIST_POLL:
                 self.catalogue.look()
-            runs = self.catalogue.of_study(id)
-            view.update(runs)
-            rows = {row["id"]: row for row in self.catalogue.rows()}
-            parts, more = _parts_after(view, seconds)
-            return {**parts, "runs": [rows[run.id] for run in runs if run.id in rows]}, more
+            view.update(self.catalogue.of_study(id))
+            return view.advance(seconds)
 
-        return self._stream(request, look, lambda: IDLE_POLL)
+        def tell() -> PageParts:
+            rows = {row["id"]: row for row in self.catalogue.rows()}
+            mine = [rows[run.id] for run in self.catalogue.of_study(id) if run.id in rows]
+            return {**view.parts(), "runs": mine}
+
+        return self._stream(request, StreamSource(read, tell, lambda: IDLE_POLL))
 
     async def _stop(self, request: Any) -> Any:
         """Stop a run of this machine."""
@@ -193,44 +202,41 @@ class Pages:
             self._views.popitem(last=False)
         return view
 
-    def _stream(self, request: Any, look: Look, pause: Callable[[], float]) -> Any:
+    def _stream(self, request: Any, source: StreamSource) -> Any:
         from starlette.responses import StreamingResponse
 
         if self._streams >= MOST_STREAMS:
             return self._problem(503, "too many pages are open")
-        return StreamingResponse(
-            self._messages(request.is_disconnected, look, pause), media_type="text/event-stream"
-        )
+        return StreamingResponse(self._messages(request.is_disconnected, source), media_type="text/event-stream")
 
-    async def _messages(
-        self, gone: Callable[[], Awaitable[bool]], look: Look, pause: Callable[[], float]
-    ) -> AsyncIterator[bytes]:
+    async def _messages(self, gone: Callable[[], Awaitable[bool]], source: StreamSource) -> AsyncIterator[bytes]:
         """Server-sent events: each part when it has changed, and now and then a sign of life."""
         self._streams += 1
         sent: dict[str, bytes] = {}
-        last_parts: PageParts | None = None
-        last_sent = time.monotonic()
-
-        def work() -> tuple[PageParts, bool, bytes]:
-            """Read, and say what has changed, unless enough was said just now: in one turn of a thread."""
-            parts, more = look(WORK)
-            due = parts is not last_parts and time.monotonic() - recent[0] >= BURST_SECONDS
-            return (parts, more, _changed(parts, sent)) if due else (last_parts or {}, more, b"")
-
+        told: object = None
+        alive = time.monotonic()
         recent = deque([0.0] * BURST, maxlen=BURST)
+
+        def work() -> tuple[object, bool, bytes]:
+            """Read, and say what has changed unless enough was said just now: in one turn of a thread."""
+            more, now = source.read(WORK), time.monotonic()
+            enough = now - recent[0] < BURST_SECONDS or (more and now - recent[-1] < CATCHING_UP)
+            version = told if enough else source.version()
+            return version, more, b"" if version == told else _changed(source.tell(), sent)
+
         try:
             yield b"retry: 1000\n\n"
             while not self.closing and not await gone():
                 began = time.monotonic()
-                last_parts, more, message = await asyncio.to_thread(work)
+                told, more, message = await asyncio.to_thread(work)
                 if message:
-                    last_sent = time.monotonic()
-                    recent.append(last_sent)
+                    alive = time.monotonic()
+                    recent.append(alive)
                     yield message
-                if time.monotonic() - last_sent > ALIVE:
-                    last_sent = time.monotonic()
+                if time.monotonic() - alive > ALIVE:
+                    alive = time.monotonic()
                     yield b": alive\n\n"
-                await self._rest(max(time.monotonic() - began, 0.01) if more else pause())
+                await self._rest(max(time.monotonic() - began, 0.01) if more else source.pause())
         finally:
             self._streams -= 1
 
@@ -249,9 +255,8 @@ class Pages:
         return self._answer("application/json", to_json({"error": text}, indent=None).encode(), status)
 
 
-def _parts_after(view: CompareView, seconds: float) -> tuple[PageParts, bool]:
-    more = view.advance(seconds)
-    return view.parts(), more
+def _pause_of(view: RunView) -> float:
+    return POLL if view.running else IDLE_POLL
 
 
 def _changed(parts: PageParts, sent: dict[str, bytes]) -> bytes:
