@@ -82,7 +82,7 @@ def test_loggers_that_are_none(command: Command, tmp_path: Path, monkeypatch: py
     (tmp_path / "odd_tools.py").write_text(ODD)
     monkeypatch.delitem(sys.modules, "odd_tools", raising=False)
     for name, said in (
-        ("lines", "'lines' is not a logger; give tensorboard, or package.module:Class of your own"),
+        ("lines", "'lines' is not a logger; known: tensorboard, or package.module:Class of your own"),
         ("odd_tools:Nobody", "'odd_tools:Nobody': module odd_tools has no 'Nobody'"),
         ("odd_tools:number", "'odd_tools:number' cannot be made with the run's folder: TypeError: "),
         ("odd_tools:Away", "'odd_tools:Away' cannot be made with the run's folder: RuntimeError: no server\n"),

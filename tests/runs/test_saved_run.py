@@ -49,7 +49,7 @@ def assert_same_run(run: mutua.SavedRun, result: mutua.Result) -> None:
     for saved, client in zip(run.clients, result.clients, strict=True):
         assert repr(saved) == repr(client).replace("ClientResult", "SavedClient") and run[client.id] is saved
         assert saved.summary() == json.loads(json.dumps(client.summary()))
-        for what in ("score", "interval", "confusion_cells", "right"):
+        for what in ("score", "interval", "confusion_cells", "right", "by_domain"):
             assert getattr(saved, what)() == getattr(client, what)()
         assert np.array_equal(saved.confusion(), client.confusion())
         for what in (

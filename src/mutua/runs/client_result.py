@@ -157,8 +157,12 @@ class ClientResult(FinishedClient):
         hits = self._tested(model).argmax(1) == self.client.test.y
         return "".join("1" if hit else "0" for hit in hits.tolist())
 
-    def by_domain(self, hits: str) -> dict[str, tuple[int, int]]:
-        """Where the test samples are of several domains: of each how many, and how many of these are `right`."""
+    def by_domain(self, hits: str | None = None) -> dict[str, tuple[int, int]]:
+        """Where the test samples are of several domains: of each how many are right, and how many there are.
+
+        `hits` are those of `right`, where they are known already.
+        """
+        hits = self.right() if hits is None else hits
         test = self.client.test
         if test.domain is None or len(found := test.domain.unique().tolist()) < 2:
             return {}

@@ -176,6 +176,11 @@ class SavedClient(FinishedClient):
         """A 1 for every test sample on which the predictor is right and a 0 for every other, in their order."""
         return str(self._tested()["right"])
 
+    def by_domain(self) -> dict[str, tuple[int, int]]:
+        """Where the test samples are of several domains: of each how many are right, and how many there are."""
+        domains = self._tested().get("domains", {})
+        return {str(name): (int(hits), int(number)) for name, (hits, number) in domains.items()}
+
     def _tested(self) -> dict[str, Any]:
         file = self.run.folder.clients()[self.id] / "confusion.json"
         try:
