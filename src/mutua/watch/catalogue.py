@@ -150,9 +150,16 @@ class Catalogue:
         mine = self.of_study(id) if id is not None else []
         return [run for run in mine if self._row(run)["method"] == "independent"]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each run."""
-        return [self._row(run) for run in self.runs.values()]
+    def rows(self, idle: bool = True) -> list[dict[str, Any]]:
+        """A row for each run; those that are not at work as they were, unless `idle` ones are looked at too."""
+        found = []
+        for run in self.runs.values():
+            known = self._rows.get(run.id)
+            if not idle and known is not None and known[1]["state"] != "running":
+                found.append(known[1])
+            else:
+                found.append(self._row(run))
+        return found
 
     def _row(self, run: Found) -> dict[str, Any]:
         state = state_of(self.root, run.parts)

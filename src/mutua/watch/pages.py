@@ -22,6 +22,8 @@ from mutua.watch.comparing import MOST_COMPARED, CompareView
 from mutua.watch.run_view import MOST_CHOSEN, RunView
 from mutua.watch.stopping import stop
 
+FEW, FEW_POLL = 16, 0.05
+"""So few runs at work are looked at more often in the list."""
 POLL, IDLE_POLL, LIST_POLL = 0.02, 0.5, 1.0
 """Seconds between looks at the files of a run that is at work, at those of other runs, and at all folders."""
 BURST, BURST_SECONDS = 3, 0.6
@@ -98,13 +100,19 @@ class Pages:
         return self._problem(404, "no such file") if found is None else self._answer(*found)
 
     async def _list(self, request: Any) -> Any:
+        at_work = 0
+
         def tell() -> PageParts:
-            self.catalogue.look()
+            nonlocal at_work
+            idle = time.monotonic() - self.catalogue.looked > LIST_POLL
+            if idle:
+                self.catalogue.look()
             studies = [
                 {"id": study.id, "name": study.name, "runs": len(self.catalogue.of_study(study.id))}
                 for study in self.catalogue.studies.values()
             ]
-            rows = self.catalogue.rows()
+            rows = self.catalogue.rows(idle)
+            at_work = sum(row["state"] == "running" for row in rows)
             told = {
                 "folder": str(self.catalogue.typed),
                 "version": __version__,
@@ -114,7 +122,10 @@ class Pages:
             }
             return {"list": told}
 
-        return self._stream(request, StreamSource(lambda _: False, tell, lambda: LIST_POLL))
+        def pause() -> float:
+            return FEW_POLL if 0 < at_work <= FEW else LIST_POLL
+
+        return self._stream(request, StreamSource(lambda _: False, tell, pause))
 
     async def _run(self, request: Any) -> Any:
         asked = request.query_params

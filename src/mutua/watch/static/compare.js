@@ -24,7 +24,7 @@ class Comparison {
     this.text = h("p", { class: "muted" });
     this.node = card("Side by side", "side-by-side", h("div", { class: "tools" }, this.measure), this.chart.node, this.text, this.notes,
       scroller("Newest numbers", h("table", {}, h("thead", {}, h("tr", {},
-        ...["", "newest", "seeds", "runs"].map((text, i) => h("th", { scope: "col", text })))), this.rows)));
+        ...["method", "newest", "seeds", "runs"].map((text, i) => h("th", { scope: "col", text })))), this.rows)));
     this.node.classList.add("wide");
   }
 
@@ -84,7 +84,7 @@ function sheet(told, at) {
     return h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: kind, text: verdict || text });
   })));
   const heads = table.heads.map((text, i) => h(text ? "th" : "td", { scope: text ? "col" : null, class: i < table.left ? "" : "number", text }));
-  const node = card(table.title.charAt(0).toUpperCase() + table.title.slice(1), id, scroller(table.title, h("table", { class: "sheet" }, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...rows))),
+  const node = card(table.title.charAt(0).toUpperCase() + table.title.slice(1), id, scroller(`${table.title}: table`, h("table", { class: "sheet" }, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...rows))),
     ...table.remarks.map((text) => h("p", { class: "muted", text })));
   node.classList.add("wide");
   return node;
