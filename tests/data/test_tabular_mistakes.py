@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mutua
-from mutua.data.table_files import read_table
-from mutua.data.tabular_reading import read_labelled, read_like
+from mutua.data.table_files import read_table, table_of
+from mutua.data.tabular_reading import read_labelled, read_like, unlabelled
+from mutua.runs.folder import RunFolder
+from mutua.runs.inference import predict
 
 pytest.importorskip("pandas")
 
@@ -62,6 +65,18 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "infinite": ("age,sick\n1,0\ninf,1\n", {}, "1 of 2 values are infinite"),
     "ragged": ("age,sick\n1,0\n1,2,3,4\n", {}, "not a readable table"),
     "not UTF-8": ("age,sick\n1,café\n".encode("latin-1"), {}, "not UTF-8 text"),
+    "values beside named columns": (
+        rows("age,sick", lambda i: f"{i},{i % 2},"),
+        {},
+        "names 2 columns and the next has 3",
+    ),
+    "a category that means no value": (
+        GOOD,
+        {"columns": {"sex": ["f", "None"]}},
+        "'None' means no value in a table",
+    ),
+    "a class that means no value": (GOOD, {"classes": ["yes", "no", "none"]}, "classes: 'none' means no value"),
+    "a number beyond float32": ("age,sick\n1e39,0\n1,1\n", {}, "column 'age': values beyond 3.4e\\+38"),
     "several targets": (GOOD, {"target": ["age", "sick"]}, "age, sick are several columns, and .*multi-label"),
     "keys of texts": (GOOD, {"length": 5}, "length: is for data 'text'"),
     "keys of images": (GOOD, {"image_size": 5}, "image_size: is for images"),
@@ -92,6 +107,9 @@ WORKS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "duplicate ids": (rows("pid,age,sick", lambda i: f"{i // 3},{i},{i % 2}"), {"group": "pid"}, 30),
     "one class only": (rows("age,sick", lambda i: f"{i},0"), {}, 30),
     "plus and minus": (rows("age,sick", lambda i: f"{i},{'+-'[i % 2]}"), {}, 30),
+    "a class named inf": (rows("age,sick", lambda i: f"{i},{['inf', 'sup'][i % 2]}"), {}, 30),
+    "blank lines above": ("\n \n" + GOOD, {}, 30),
+    "the index of a saved DataFrame": (rows(",age,sick", lambda i: f"{i},{i % 9},{i % 2}"), {}, 30),
     "target of floats": (rows("age,sick", lambda i: f"{i},{i % 2}.0"), {}, 30),
 }
 
@@ -107,6 +125,8 @@ def test_works(case: str, tmp_path: Path) -> None:
         assert source.train.inputs[:, 1].tolist() == [i + 0.5 for i in range(30)]
     if case == "a column without values":
         assert "'empty' has no value in any row and is left out" in source.note
+    if case == "the index of a saved DataFrame":
+        assert "'Unnamed: 0' has another whole number in every row" in source.note
     if case == "rows without a target":
         assert "2 rows without a value in 'sick' left out" in source.note
 
@@ -157,6 +177,28 @@ def test_what_pandas_has_for_no_value() -> None:
         frame, target="y", partition=mutua.partitions.IID(clients=1), models="mlp", split={"val": 0, "test": 0}
     )
     assert federation.clients[0].train.inputs.nan_to_num(-1).tolist() == [[1, 0, 1], [-1, -1, -1]]
+
+
+def test_true_and_false_are_the_same_with_and_without_gaps(tmp_path: Path) -> None:
+    for name, gap in (("a", "True"), ("b", "")):
+        (tmp_path / f"{name}.csv").write_text(f"smoker,sick\nTrue,False\nFalse,True\n{gap},True\n")
+    tables = {name: tmp_path / f"{name}.csv" for name in "ab"}
+    split = {"val": 0, "test": 0}
+    federation = mutua.Federation.from_tables(tables, target="sick", models="linear", split=split)
+    assert federation.classes == ("0", "1")
+    held = [client.train.inputs.nan_to_num(-1).flatten().tolist() for client in federation.clients]
+    assert [sorted(one) for one in held] == [[0, 1, 1], [-1, 0, 1]]
+
+
+def test_a_table_of_arrow() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    held = table_of(arrow.table({"age": [1.5, None], "sex": ["f", "m"]}))
+    assert [*held.columns] == ["age", "sex"] and np.isnan(held["age"]).tolist() == [False, True]  # type: ignore[arg-type]
+
+
+def test_tables_without_the_names_of_clients() -> None:
+    with pytest.raises(mutua.InputError, match="tables: a list; give a table by client"):
+        mutua.Federation.from_tables([{"a": [1]}], target="a", models="linear")  # type: ignore[arg-type]
 
 
 def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
@@ -217,6 +259,7 @@ def test_texts_of_files(tmp_path: Path) -> None:
     ("content", "given", "message"),
     [
         ("no tab here\n", {}, "line 1 has no tab"),
+        ("good\t1\n\n\nbad\n", {}, "line 4 has no tab"),
         ("", {}, "an empty file"),
     ],
 )
@@ -224,6 +267,22 @@ def test_mistakes_of_lines(content: str, given: dict[str, Any], message: str, tm
     (tmp_path / "t.txt").write_text(content)
     with pytest.raises(mutua.InputError, match=message):
         mutua.load("text", path=tmp_path / "t.txt", **given)
+
+
+def test_texts_without_labels_are_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("it works\t1\nnot so\t0\n")
+    template = mutua.load("text", path=path, length=6).train.take([])
+    path.write_text("it works\n\nnot so\n")
+    samples, named = read_like(path, template)
+    assert named is None and (samples.x != 0).sum(1).tolist() == [2, 2]
+    with pytest.raises(mutua.InputError, match="line 1 has no tab"):
+        read_labelled(path, template)
+    for given in (["it works", None], np.array(["it works", None], object), iter(["it works", float("nan")])):
+        assert torch.equal(unlabelled(given, template, "x").x[:, :2] != 0, torch.tensor([[True] * 2, [False] * 2]))
+    for wrong in (3, "it works", [3]):
+        with pytest.raises(mutua.InputError, match="x: give a list of texts, or a table with the column 'text'"):
+            unlabelled(wrong, template, "x")
 
 
 def test_mistakes_of_texts(tmp_path: Path) -> None:
@@ -274,6 +333,19 @@ def test_several_labels_are_predicted_measured_and_joined(tmp_path: Path) -> Non
     assert len(read_labelled(path, template).samples) == 30
     path.write_text("age,los\n3,1\n")  # nothing to measure with
     assert read_like(path, template)[1] is None
+
+
+def test_rows_without_a_class_are_no_mistakes_of_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(GOOD)
+    federation = mutua.Federation.from_table(
+        path, target="sick", partition=mutua.partitions.IID(clients=1), models="linear", global_model="linear"
+    )
+    mutua.run("fedavg", federation, rounds=0, workers=1, progress=False).save(tmp_path / "run")
+    model = RunFolder.open(tmp_path / "run").client("c0")
+    wanted = predict(model, path).accuracy
+    path.write_text(GOOD + "\n" + "\n".join(f"{40 + i},m," for i in range(30)))
+    assert predict(model, path).accuracy == wanted and wanted is not None
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:

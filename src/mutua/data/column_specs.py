@@ -17,6 +17,7 @@ from mutua.data.table_columns import (
     as_text,
     as_texts,
     missing_in,
+    unread_word,
     way_out,
 )
 from mutua.data.table_encoding import Column
@@ -60,6 +61,8 @@ class ColumnSpec(Spec):
     def _fits_its_kind(self) -> ColumnSpec:
         if self.categories is not None and len({*self.categories}) < len(self.categories):
             raise ValueError(f"categories: {list(self.categories)} has one twice; they must differ")
+        if (unread := unread_word(self.categories or ())) is not None:
+            raise ValueError(f"categories: {unread}")
         for_numbers = [name for name in ("mean", "std", "fill") if getattr(self, name) is not None]
         if self.kind != "number" and for_numbers:
             raise ValueError(f"{for_numbers[0]} is for a column of numbers; leave it out")
@@ -189,7 +192,11 @@ def _numbered(name: str, held: Sequence[RawColumn]) -> bool:
     """Whether the values look like a number that each row was given."""
     values = np.concatenate([column for column in held if isinstance(column, np.ndarray)])
     whole = bool((values == np.round(values)).all())
-    named = name.lower() == "id" or name.lower().endswith(("_id", " id", "-id", "number", "index"))
+    named = (
+        name.lower() == "id"
+        or name.startswith("Unnamed: ")
+        or name.lower().endswith(("_id", " id", "-id", "number", "index"))
+    )
     return len(values) > 20 and whole and (named and len(np.unique(values)) == len(values))
 
 

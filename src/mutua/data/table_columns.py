@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,6 +116,17 @@ def texts_or_numbers(codes: np.ndarray, levels: Iterable[str], what: str) -> Raw
     return TextColumn(codes, tuple(known))
 
 
+def unread_word(names: Sequence[str]) -> str | None:
+    """What to say of a category or class whose name no row can have: in a table it means that nothing is there."""
+    gaps = MISSING - {"-"} if "+" in names else MISSING
+    unread = [name for name in names if name.strip().lower() in gaps]
+    return (
+        f"'{unread[0]}' means no value in a table; write another word there and here, such as 'no'"
+        if unread
+        else None
+    )
+
+
 def as_number(text: str) -> float | None:
     """The number that a text is, if it is one."""
     try:
@@ -131,7 +142,9 @@ def _finite(values: np.ndarray, what: str) -> np.ndarray:
 
 
 def as_text(value: Any) -> str:
-    """A value as people write it: 1.0 is 1."""
+    """A value as people write it: 1.0 is 1. True and false are 1 and 0, as they are where no value is missing."""
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))
     if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
         return str(int(value))
     return str(value)

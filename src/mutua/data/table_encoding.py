@@ -137,7 +137,10 @@ class TableEncoding:
             held = table.columns.get(column.name)
             if held is not None:
                 what = f"{table.where}: column '{column.name}'"
-                rows[:, k] = numbers_of(held, what) if column.kind == "number" else positions(held, column)
+                with np.errstate(over="ignore"):
+                    rows[:, k] = numbers_of(held, what) if column.kind == "number" else positions(held, column)
+                if np.isinf(rows[:, k]).any():
+                    raise InputError(f"{what}: values beyond {np.finfo(rows.dtype).max:.2g}; give another unit")
         return torch.from_numpy(rows)
 
     @cached_property

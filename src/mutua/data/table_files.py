@@ -93,6 +93,8 @@ def _how_written(path: Path, packed: str | None) -> dict[str, Any]:
     lines = text.splitlines()[: 50 if len(text) >= _HEAD // 2 else None]
     if not any(line.strip() for line in lines):
         raise InputError(f"{path}: an empty file; give a table with a row of column names and rows of values")
+    while not lines[0].strip():  # pandas leaves these out too
+        del lines[0]
     head = lines[0]
     separator = max(SEPARATORS, key=lambda one: len(next(csv.reader([head], delimiter=one), [])))
     names = [name.strip() for name in next(csv.reader([head], delimiter=separator))]
@@ -102,6 +104,12 @@ def _how_written(path: Path, packed: str | None) -> dict[str, Any]:
     if all(re.fullmatch(r"[-+]?[\d.,]+(e[-+]?\d+)?", name) for name in names):
         raise InputError(
             f"{path}: its first row is numbers ({separator.join(names[:4])}, ...); it must name the columns"
+        )
+    held = len(next(filter(None, csv.reader(io.StringIO("\n".join(lines[1:])), delimiter=separator)), []))
+    if held > len(names):  # pandas would take the first values for the rows' names
+        raise InputError(
+            f"{path}: its first row names {several(len(names), 'column')} and the next has {held} values; "
+            "name every column, and end no row with what separates"
         )
     cells = [cell for line in lines[1:] for cell in next(csv.reader([line], delimiter=separator), [])]
     comma = separator != "," and any(re.fullmatch(r"[-+]?\d+,\d+", cell) for cell in cells)
@@ -139,7 +147,7 @@ class _Told(io.RawIOBase):
 
 
 def table_of(given: Any, where: str = "table") -> RawTable:
-    """The table that a pandas or polars DataFrame, or a mapping of columns, holds."""
+    """The table that a pandas or polars DataFrame, an Arrow table, columns by name or rows hold."""
     if isinstance(given, RawTable):
         return given
     if isinstance(given, Mapping):
@@ -147,7 +155,9 @@ def table_of(given: Any, where: str = "table") -> RawTable:
     if isinstance(given, Sequence) and given and all(isinstance(row, Mapping) for row in given):
         names = dict.fromkeys(str(name) for row in given for name in row)
         return table_of({name: np.array([row.get(name) for row in given], object) for name in names}, where)
-    if not hasattr(given, "columns") or not hasattr(given, "shape"):
+    if hasattr(given, "to_pydict"):  # Arrow's tables, whose columns have no names of their own
+        return table_of(given.to_pydict(), where)
+    if not hasattr(given, "shape") or not hasattr(given, "columns"):
         raise InputError(
             f"{where}: a {type(given).__name__}; give a pandas or polars DataFrame, columns by name, or a path"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -94,18 +94,23 @@ def read_source(
     return raw_source(read_table(path, show), options, classes=classes, by=by, mask=mask, kind=kind)
 
 
-def lines(path: Path) -> RawTable:
-    """A text file with a text per line, then a tab and its label."""
+def lines(path: Path, unlabelled_too: bool = False) -> RawTable:
+    """A text file with a text per line, then a tab and its label, or, with `unlabelled_too`, texts alone."""
     try:
         held = safe_reading.read_text(path, safe_reading.MAX_ARRAY_BYTES)
     except FileNotFoundError:
         raise InputError(f"{path}: not found; check the path") from None
     except (OSError, safe_reading.Unreadable) as error:
         raise InputError(f"{path}: not a readable text file ({error})") from None
-    rows = [line.rpartition("\t") for line in held.removeprefix("﻿").split("\n") if line.strip()]
+    numbered = enumerate(held.removeprefix("﻿").split("\n"), 1)
+    split = {number: line.rpartition("\t") for number, line in numbered if line.strip()}
+    rows = [*split.values()]
     if not rows:
         raise InputError(f"{path}: an empty file; give a text per line, then a tab and its label")
-    if bare := [number for number, (_, tab, _) in enumerate(rows, 1) if not tab]:
+    bare = [number for number, (_, tab, _) in split.items() if not tab]
+    if len(bare) == len(rows) and unlabelled_too:
+        return RawTable({"text": _plain([row[2] for row in rows])}, str(path))
+    if bare:
         raise InputError(
             f"{path}: line {bare[0]} has no tab; give a text per line, then a tab and its label, or a CSV or JSON "
             "lines file with text: and target:"
@@ -125,13 +130,16 @@ def _plain(values: Sequence[str]) -> TextColumn:
 def unlabelled(given: Any, like: Samples, where: str) -> Samples:
     """Samples without labels of what somebody has: a table or texts, or rows as they are stored."""
     encoding = like.preprocess
-    if isinstance(given, np.ndarray | torch.Tensor) and torch.as_tensor(given).shape[1:] == like.x.shape[1:]:
+    numeric = isinstance(given, torch.Tensor) or (isinstance(given, np.ndarray) and given.dtype.kind in "iufb")
+    if numeric and given.shape[1:] == like.x.shape[1:]:
         x = torch.as_tensor(given).to(like.x.dtype)
     elif isinstance(encoding, TextEncoding):
         held = given
         if isinstance(given, RawTable) or hasattr(given, "columns"):
             held = texts_of(column_named(table_of(given, where), encoding.column, where))
-        if isinstance(held, str) or not all(text is None or isinstance(text, str) for text in held):
+        held = [held] if isinstance(held, str) or not isinstance(held, Iterable) else list(held)
+        held = [None if isinstance(text, float) and text != text else text for text in held]
+        if isinstance(given, str) or not all(text is None or isinstance(text, str) for text in held):
             raise InputError(f"{where}: give a list of texts, or a table with the column '{encoding.column}'")
         x = encoding.stored(held)
     else:
@@ -146,8 +154,11 @@ def unlabelled(given: Any, like: Samples, where: str) -> Samples:
 
 
 def read_like(path: Path, like: Samples) -> tuple[Samples, list[str] | None]:
-    """The samples in a file for a model that takes such as `like`, and the names of their labels if it has any."""
-    table, encoding = _table_like(path, like)
+    """The samples in a file for a model that takes such as `like`, and the names of their labels if it has any.
+
+    A class that a row does not have is an empty name.
+    """
+    table, encoding = _table_like(path, like, unlabelled_too=True)
     samples = unlabelled(table, replace(like, preprocess=encoding), str(path))
     targets = (encoding.target,) if encoding.target else like.classes
     if not {*targets} <= table.columns.keys():
@@ -183,10 +194,12 @@ def read_labelled(
     return TabularSource(rows, (*raw.notes, *lacking(raw, encoding.columns)))
 
 
-def _table_like(path: Path, like: Samples) -> tuple[RawTable, TableEncoding | TextEncoding]:
+def _table_like(
+    path: Path, like: Samples, unlabelled_too: bool = False
+) -> tuple[RawTable, TableEncoding | TextEncoding]:
     """The table in a file, and how its rows become inputs."""
     encoding = like.preprocess
     assert isinstance(encoding, TableEncoding | TextEncoding)
     if path.suffix == ".txt" and isinstance(encoding, TextEncoding):
-        return lines(path), replace(encoding, column=LINES["text"], target=LINES["target"])
+        return lines(path, unlabelled_too), replace(encoding, column=LINES["text"], target=LINES["target"])
     return read_table(path), encoding

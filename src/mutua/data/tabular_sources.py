@@ -13,7 +13,16 @@ from pydantic import Field, field_validator, model_validator
 
 from mutua.data.column_specs import Columns, ColumnSpec, choose_columns
 from mutua.data.samples import Samples
-from mutua.data.table_columns import RawColumn, RawTable, TextColumn, as_number, as_texts, missing_in, numbers_of
+from mutua.data.table_columns import (
+    RawColumn,
+    RawTable,
+    TextColumn,
+    as_number,
+    as_texts,
+    missing_in,
+    numbers_of,
+    unread_word,
+)
 from mutua.data.table_encoding import Column, Fill, Scaling, TableEncoding
 from mutua.data.targets import TaskKind, target_matrix
 from mutua.data.text_encoding import TextEncoding
@@ -126,6 +135,8 @@ def raw_source(
     if options.target is None:
         raise InputError(f"target: missing; name the column of {table.where} that models predict")
     whose = f"'{', '.join(options.targets)}'"
+    if kind == "classification" and (unread := unread_word([str(name) for name in classes or ()])) is not None:
+        raise InputError(f"classes: {unread}")
     target = target_column(table, options.targets, kind)
     without = missing_in(target)
     notes = []
@@ -326,7 +337,7 @@ def labels(
     texts = as_texts(column)
     if classes is None:
         numbers = {level: as_number(level) for level in texts.levels}
-        broken = [level for level, value in numbers.items() if value is not None and value != round(value)]
+        broken = [level for level, value in numbers.items() if value is not None and value % 1 > 0]
         if broken or len(texts.levels) > MOST_CLASSES:
             raise InputError(
                 f"target: {what} has {len(texts.levels):,} different values ({some(texts.levels[:3])}, ...): "

@@ -321,6 +321,10 @@ class Federation:
         Columns are matched by name: what a client's table lacks is missing there. With `own_columns=True` each
         client keeps its own, and the global can share only what comes after a model's first layer.
         """
+        if not isinstance(tables, Mapping):
+            raise InputError(
+                f"tables: a {type(tables).__name__}; give a table by client, such as {{'north': frame}}"
+            )
         ids, seed = [*tables], whole_number(seed, "seed", least=0)
         aim = aim_of(task)
         given: Any = {"classes": classes, "mask": opted_out, "task": aim.kind}

@@ -30,6 +30,8 @@ from mutua.support.text import spreadsheet_csv
 class PredictionTable:
     """Predicted labels and the probability of each class; accuracy if the data has labels that the model knows.
 
+    It is of the samples that have a label.
+
     Of a regression, `probabilities` are values; `score` is the headline metric of tasks that have another one.
     """
 
@@ -83,7 +85,8 @@ def predict(model: SavedModel, path: PathLike) -> PredictionTable:
         return _of_matrix(predictor, samples if truth else None, found, labels, names)
     right = None
     if truth is not None and set(truth) & set(predictor.classes):
-        right = sum(a == b for a, b in zip(labels, truth, strict=True)) / len(labels)
+        known = [(said, true) for said, true in zip(labels, truth, strict=True) if true]
+        right = sum(said == true for said, true in known) / len(known)
     return PredictionTable(names, predictor.classes, found, labels, right)
 
 
