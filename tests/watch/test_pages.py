@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import re
@@ -317,18 +316,30 @@ def test_the_process_that_holds_the_lock_is_stopped(place: Path, holder: subproc
     assert state_of(place, ("one",)) == "stopped" and not can_stop(place, ("one",))
 
 
+READER = "import sys, time; file = open(sys.argv[1]); print('ready', flush=True); time.sleep(60)"
+
+
 def test_no_process_is_stopped_that_a_lock_file_only_names(place: Path, holder: subprocess.Popen[str]) -> None:
-    """The number in the file is that of an innocent process, of ours, of the first one, or no number."""
+    """The number in the file is of a process that only reads it, of ours, of the first one, or is no number."""
     lock = place / "one" / "lock"
-    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as innocent:
+    words = [sys.executable, "-S", "-c", READER, str(lock)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as innocent:
         try:
+            assert innocent.stdout is not None and innocent.stdout.readline() == "ready\n"
             for number in (innocent.pid, os.getpid(), 1, 0, -1, 2**40, "x"):
                 lock.write_text(str(number))
                 assert not can_stop(place, ("one",)), number
                 with pytest.raises(InputError, match="no process of this machine is at work"):
                     stop(place, ("one",))
-            with lock.open() as reader:  # nor one that has it open without the lock
-                fcntl.flock(reader, fcntl.LOCK_UN)
+            other = place / "another-lock"  # one that holds the lock of another file
+            busy = [sys.executable, "-S", "-c", SLEEPER, str(other)]
+            with subprocess.Popen(busy, stdout=subprocess.PIPE, text=True) as elsewhere:
+                assert elsewhere.stdout is not None and elsewhere.stdout.readline() == "ready\n"
+                lock.write_text(str(elsewhere.pid))
+                assert not can_stop(place, ("one",))
+                elsewhere.kill()
+            lock.write_text(str(holder.pid))
+            assert can_stop(place, ("one",))
             assert innocent.poll() is None and holder.poll() is None
         finally:
             innocent.kill()
