@@ -190,6 +190,31 @@ def test_true_and_false_are_the_same_with_and_without_gaps(tmp_path: Path) -> No
     assert [sorted(one) for one in held] == [[0, 1, 1], [-1, 0, 1]]
 
 
+def test_a_minus_is_read_alike_whatever_rows_are_beside_it() -> None:
+    both = {"culture": ["+", "-", "+", "-"], "sick": [0, 1, 0, 1]}
+    negative = {"culture": ["-", "-"], "sick": [0, 1]}
+    given: dict[str, Any] = {"target": "sick", "models": "linear", "split": {"val": 0, "test": 0}}
+    federation = mutua.Federation.from_tables({"a": both, "b": negative}, **given)
+    assert federation["b"].train.model_input.features == ("culture=+", "culture=-")
+    assert federation["b"].train.inputs.flatten().tolist() == [1, 1]
+    template = federation["a"].train.take([])
+    assert unlabelled([{"culture": "-"}], template, "x").x.tolist() == [[1]]
+    # Elsewhere it is a gap: beside numbers, beside words, and in a column of nothing else.
+    number = {"age": [30, 40, 50, 60], "sex": ["f", "-", "m", "m"], "sick": [0, 1, 0, 1]}
+    empty = {"age": ["-", "-"], "sex": ["-", "-"], "sick": [0, 1]}
+    federation = mutua.Federation.from_tables({"a": number, "b": empty}, **given)
+    features = ("age", "age is missing", "sex=f", "sex=m", "sex is missing")
+    assert federation["b"].train.model_input.features == features
+    assert bool(federation["b"].train.inputs.isnan().all())
+    assert sorted(federation["a"].train.inputs[:, 1].nan_to_num(-1).tolist()) == [-1, 0, 1, 1]
+    declared = {"columns": {"age": "number", "sex": ["f", "m"]}, "infer": False, **given}
+    assert bool(mutua.Federation.from_tables({"b": empty}, **declared)["b"].train.inputs.isnan().all())
+    with pytest.raises(mutua.InputError, match="has no value in any row"):
+        mutua.Federation.from_tables({"b": {"age": [1, 2], "sick": ["-", "-"]}}, **given)
+    only = mutua.Federation.from_tables({"b": {"age": [1, 2], "sick": ["-", "-"]}}, classes=["+", "-"], **given)
+    assert only["b"].train.y.tolist() == [1, 1]
+
+
 def test_a_table_of_arrow() -> None:
     arrow = pytest.importorskip("pyarrow")
     held = table_of(arrow.table({"age": [1.5, None], "sex": ["f", "m"]}))

@@ -16,6 +16,7 @@ from mutua.data.table_columns import (
     as_number,
     as_text,
     as_texts,
+    minus_read,
     missing_in,
     unread_word,
     way_out,
@@ -96,7 +97,8 @@ def choose_columns(
         spec = declared.get(name)
         if name in aside or (spec is None and not infer) or (spec is not None and spec.kind == "ignore"):
             continue
-        held = [table.columns[name] for table in tables if name in table.columns]
+        given = [table.columns[name] for table in tables if name in table.columns]
+        held = minus_read(given, spec.categories or () if spec else ())
         if spec is not None:
             columns.append(_declared(name, spec, held))
             if spec.kind == "category" and spec.categories is None:
@@ -208,7 +210,8 @@ def declaration(table: RawTable, aside: Sequence[str]) -> dict[str, Any]:
                 f"--without: '{name}' is not a column of {table.where}; {suggest(name, [*table.columns])}"
             )
     found: dict[str, Any] = {}
-    for name, column in table.columns.items():
+    for name, given in table.columns.items():
+        [column] = minus_read([given])
         empty = bool(missing_in(column).all())
         if name in aside or empty or _unfit([column]) is not None:
             found |= {} if name in aside else {name: "ignore"}

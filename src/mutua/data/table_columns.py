@@ -107,19 +107,37 @@ def texts_or_numbers(codes: np.ndarray, levels: Iterable[str], what: str) -> Raw
     """The column of these texts: of numbers, if every one is a number."""
     texts = [" ".join(str(level).split()) for level in levels]
     known: dict[str, int] = {}
-    gaps = MISSING - {"-"} if "+" in texts else MISSING  # beside a plus, a minus is a value
+    gaps = MISSING - {"-"}  # beside texts, a minus may be a value: `minus_read` decides it
     place = [known.setdefault(text, len(known)) if text.lower() not in gaps else -1 for text in texts]
     codes = np.array([*place, -1], np.int64)[codes]
-    numbers = [as_number(text) for text in known]
-    if None not in numbers:  # so also where there is no value at all
+    numbers = [math.nan if text == "-" else as_number(text) for text in known]
+    if None not in numbers and [*known] != ["-"]:  # so also where there is no value at all
         return _finite(np.array([*numbers, math.nan], np.float64)[codes], what)
     return TextColumn(codes, tuple(known))
 
 
+def minus_read(columns: Sequence[RawColumn], names: Iterable[str] = ()) -> list[RawColumn]:
+    """The same column of several tables: a minus in it is no value, but beside a plus in any, or among `names`.
+
+    That must not depend on which rows a table happens to have: `names` are what is known of the column.
+    """
+    texts = [column for column in columns if isinstance(column, TextColumn)]
+    if not {"+", "-"}.isdisjoint(names) or any("+" in column.levels for column in texts):
+        return [*columns]
+    return [_without_minus(column) for column in columns]
+
+
+def _without_minus(column: RawColumn) -> RawColumn:
+    if not isinstance(column, TextColumn) or "-" not in column.levels:
+        return column
+    if column.levels == ("-",):
+        return np.full(len(column), math.nan)
+    return replace(column, codes=np.where(column.codes == column.levels.index("-"), -1, column.codes))
+
+
 def unread_word(names: Sequence[str]) -> str | None:
     """What to say of a category or class whose name no row can have: in a table it means that nothing is there."""
-    gaps = MISSING - {"-"} if "+" in names else MISSING
-    unread = [name for name in names if name.strip().lower() in gaps]
+    unread = [name for name in names if name.strip().lower() in MISSING - {"-"}]
     return (
         f"'{unread[0]}' means no value in a table; write another word there and here, such as 'no'"
         if unread
@@ -169,12 +187,12 @@ def numbers_of(column: RawColumn, what: str) -> np.ndarray:
     if not isinstance(column, TextColumn):
         return column
     levels = [column.levels[code] for code in column.held.tolist()]
-    strange = [level for level in levels if as_number(level) is None]
+    strange = [level for level in levels if as_number(level) is None and level != "-"]
     if strange:
         raise InputError(
             f"{what}: {some(strange[:3])}{', ...' * (len(strange) > 3)} is no number; {way_out(strange)}"
         )
-    values = np.array([*(as_number(level) or 0.0 for level in column.levels), math.nan])
+    values = np.array([*(math.nan if (n := as_number(level)) is None else n for level in column.levels), math.nan])
     return np.asarray(values[column.codes])
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mutua.data.mapped_rows import MappedRows, in_memory
 from mutua.data.model_input import ModelInput
-from mutua.data.table_columns import RawTable, TextColumn, as_texts, numbers_of
+from mutua.data.table_columns import RawTable, TextColumn, as_texts, minus_read, numbers_of
 from mutua.errors import InputError
 
 Scaling = Literal["standard", "none"]
@@ -223,7 +223,7 @@ def _statistics(column: Column, values: np.ndarray, how: TableEncoding) -> Stati
 
 def positions(held: np.ndarray | TextColumn, column: Column) -> np.ndarray:
     """Of each value, the position of its category; NaN where it is missing, one beyond the last if it is none."""
-    texts = as_texts(held)
+    texts = as_texts(minus_read([held], column.categories)[0])
     place = {level: float(i) for i, level in enumerate(column.categories)}
     by_level = np.array([*(place.get(level, float(len(place))) for level in texts.levels), np.nan])
     return np.asarray(by_level[texts.codes])  # a missing value has the code -1

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mutua.data.samples import Samples
-from mutua.data.table_columns import RawTable, TextColumn, as_texts, missing_in, numbers_of
+from mutua.data.table_columns import RawTable, TextColumn, as_texts, minus_read, missing_in, numbers_of
 from mutua.data.table_encoding import TableEncoding
 from mutua.data.table_files import ReadProgress, read_table, table_of
 from mutua.data.tabular_sources import (
@@ -164,7 +164,7 @@ def read_like(path: Path, like: Samples) -> tuple[Samples, list[str] | None]:
     if not {*targets} <= table.columns.keys():
         return samples, None
     if like.kind == "classification":
-        held = as_texts(table[encoding.target])
+        held = as_texts(minus_read([table[encoding.target]], like.classes)[0])
         return samples, [held.value(row) or "" for row in range(len(table))]
     values = target_column(table, targets, like.kind)
     if missing_in(values).any():  # not every row can be measured

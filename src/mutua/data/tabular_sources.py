@@ -19,6 +19,7 @@ from mutua.data.table_columns import (
     TextColumn,
     as_number,
     as_texts,
+    minus_read,
     missing_in,
     numbers_of,
     unread_word,
@@ -137,7 +138,7 @@ def raw_source(
     whose = f"'{', '.join(options.targets)}'"
     if kind == "classification" and (unread := unread_word([str(name) for name in classes or ()])) is not None:
         raise InputError(f"classes: {unread}")
-    target = target_column(table, options.targets, kind)
+    target = target_column(table, options.targets, kind, classes or ())
     without = missing_in(target)
     notes = []
     if without.all():
@@ -146,7 +147,7 @@ def raw_source(
         kept = np.flatnonzero(~without)
         notes.append(f"{several(int(without.sum()), 'row')} without a value in {whose} left out")
         table = table.take(kept)
-        target = target_column(table, options.targets, kind)
+        target = target_column(table, options.targets, kind, classes or ())
     others = [name for name in (options.group, by, mask) if name is not None]
     aside = [*options.targets, *others]
     made = RawSource(table, target, options, None if classes is None else tuple(classes), tuple(aside))
@@ -165,9 +166,11 @@ def raw_source(
     return replace(made, **named)
 
 
-def target_column(table: RawTable, targets: Sequence[str], kind: TaskKind) -> RawColumn:
+def target_column(
+    table: RawTable, targets: Sequence[str], kind: TaskKind, classes: Sequence[str] = ()
+) -> RawColumn:
     """The column that is predicted; labels and several values are a matrix, with NaN where nobody says."""
-    columns = [column_named(table, name, "target") for name in targets]
+    columns = [minus_read([column_named(table, name, "target")], classes)[0] for name in targets]
     if kind == "classification" or (kind == "regression" and len(columns) == 1):
         if len(columns) > 1:
             raise InputError(
@@ -202,7 +205,7 @@ def column_named(table: RawTable, name: str, field: str) -> RawColumn:
 
 def _complete(table: RawTable, name: str, field: str) -> TextColumn:
     """A column that must have a value in every row."""
-    column = column_named(table, name, field)
+    [column] = minus_read([column_named(table, name, field)])
     if empty := int(missing_in(column).sum()):
         raise InputError(f"{field}: '{name}' of {table.where} has no value in {several(empty, 'row')}; fill it in")
     return as_texts(column)
