@@ -303,6 +303,27 @@ def test_a_column_names_each_rows_client() -> None:
     assert "hospital" not in str(federation.clients[0].train.model_input)
 
 
+def test_clients_with_files_of_their_own_declare_their_columns(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    lines = "\n".join(f"{30 + i},{'fm'[i % 2]},2024-01-{i % 28 + 1},{i % 2}" for i in range(20))
+    (tmp_path / "a.csv").write_text("age,sex,day,sick\n" + lines)
+    data = {"name": "table", "path": str(tmp_path / "a.csv"), "target": "sick"}
+    columns = {"day": "ignore", "sex": ["m", "f", "d"]}
+    clients = [{"id": name, "data": {**data, "columns": columns}, "model": "mlp"} for name in "abc"]
+    clients[1]["data"]["columns"] = dict(reversed(columns.items()))  # type: ignore[index]
+    clients[2]["data"]["columns"] = {**columns, "age": "number"}  # type: ignore[index]
+    tree = {"clients": clients, "models": {"global": "mlp"}, "method": "fml", "rounds": 1}
+    federation = mutua.Recipe.of(tree).federation()
+    features = ("age", "age is missing", "sex=m", "sex=f", "sex=d", "sex is missing")
+    assert {client.train.model_input.features for client in federation.clients} == {features}
+    # Two of them say the same of one file, so they share its rows.
+    sizes = [sum(len(part) for part in (c.train, c.val, c.test)) for c in federation.clients]
+    assert sizes == [10, 10, 20]
+    assert [note for note in federation.notes if "in common" in note] == [
+        "c: the same data as others, differently drawn: they may have samples in common"
+    ]
+
+
 def test_the_files_of_clients_are_matched_by_name(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     (tmp_path / "a.csv").write_text("age,sex,sick\n" + "\n".join(f"{30 + i},f,{i % 2}" for i in range(20)))
@@ -321,6 +342,6 @@ def test_the_files_of_clients_are_matched_by_name(tmp_path: Path) -> None:
     assert columns[0] == columns[1] == ("age", "bmi", "bmi is missing", "sex=f", "sex is missing")
     assert bool(federation["a"].train.inputs[:, 2].isnan().all())
     assert federation["b"].train.inputs[:, 2].max() > 1  # "3,5" is a number here
-    assert "has no bmi" in str(federation.notes)
+    assert "has no bmi" in str(federation.notes) and "in common" not in str(federation.notes)
     result = mutua.run(mutua.methods.FedAvg(), federation, rounds=1)
     assert result.clients[0].accuracy() is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mutua.data.partitions import IID, ByColumn, Partition, dealing_seed
@@ -81,20 +83,23 @@ def _of_clients(
     aim: Aim,
 ) -> tuple[Federation, list[Source]]:
     """Clients with data of their own; those that name the same data share it."""
-    groups: dict[Data, list[str]] = {}
+    groups: dict[str, tuple[Data, list[str]]] = {}  # by what is said: declared columns cannot be hashed
     for entry in clients:
-        groups.setdefault(entry.data, []).append(entry.id)
+        said = json.dumps(entry.data.model_dump(mode="json"), sort_keys=True)
+        groups.setdefault(said, (entry.data, []))[1].append(entry.id)
     sources = _together(
-        [(data, f"clients.{min(ids)}.data") for data, ids in groups.items()], data_dir, opt_out, aim.kind
+        [(data, f"clients.{min(ids)}.data") for data, ids in groups.values()], data_dir, opt_out, aim.kind
     )
     parts: dict[str, ClientData] = {}
     notes: list[str] = []
-    for data, members in groups.items():
+    drawn: set[tuple[str, Path | None]] = set()
+    for data, members in groups.values():
         ids = sorted(members)
         key = _key(data)
         at, who = f"clients.{ids[0]}.data", ", ".join(ids)
-        if key in sources:
+        if (place := (data.name, data.path)) in drawn:
             notes.append(f"{who}: the same data as others, differently drawn: they may have samples in common")
+        drawn.add(place)
         source = sources.get(key) or sources.setdefault(key, _load(data, data_dir, opt_out, aim.kind, at))
         # No sample goes to two clients.
         dealt = _deal(source, data, IID(clients=len(ids)), derive(seed, *ids), at, alone=True)
