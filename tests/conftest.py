@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import shutil
+import signal
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,11 @@ torch.set_num_threads(1)
 # A busy machine is not a fault of the code: no test fails for being slow in drawing its examples.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# Who starts the tests in the background, or with nohup, passes on that these are ignored; many tests send them.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 FEATURES = 4
 CLASSES = ("ape", "bee", "cat")

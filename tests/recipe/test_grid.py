@@ -55,7 +55,9 @@ def test_changes_leave_the_tree_as_it_was() -> None:
 
 def test_labels_that_are_kept() -> None:
     assert list(kept(grid(LONG), {"method": ["alone"]}, "keep")["method"]) == ["alone"]
-    with pytest.raises(InputError, match=r"keep: 'FLM' is not in grid\.method; known: FML, alone"):
+    with pytest.raises(
+        InputError, match=r"keep: 'FLM' is not in grid\.method; did you mean 'FML'\? known: FML, alone"
+    ):
         kept(grid(LONG), {"method": ["FLM"]}, "keep")
     with pytest.raises(InputError, match="keep: 'metod' is not an axis of grid; did you mean 'method'"):
         kept(grid(LONG), {"metod": ["FML"]}, "keep")
