@@ -215,6 +215,26 @@ def test_a_minus_is_read_alike_whatever_rows_are_beside_it() -> None:
     assert only["b"].train.y.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"group": "sick"}, "group: 'sick' is the target"),
+        ({"text": "sick"}, "text: 'sick' is the target"),
+        ({"text": "sex", "columns": {"age": "number"}}, "columns: is for data 'table', and this is a text"),
+        ({"length": 5}, "length: is for data 'text', and this is a table"),
+        ({"target": "age", "task": "regression", "classes": ["years"]}, "classes: with task: regression"),
+        ({"more": [[1], [2, 3]]}, "'more': lists or other values"),
+        ({"more": [{"a": 1}, None]}, "'more': lists or other values"),
+    ],
+)
+def test_mistakes_with_data_frames(given: dict[str, Any], message: str) -> None:
+    held = {"age": [30, 40], "sex": ["f", "m"], "sick": [0, 1]}
+    held |= {"more": given.pop("more")} if "more" in given else {}
+    options: dict[str, Any] = {"target": "sick", "models": "linear", **given}
+    with pytest.raises(mutua.InputError, match=message):
+        mutua.Federation.from_table(held, partition=mutua.partitions.IID(clients=1), **options)
+
+
 def test_a_table_of_arrow() -> None:
     arrow = pytest.importorskip("pyarrow")
     held = table_of(arrow.table({"age": [1.5, None], "sex": ["f", "m"]}))

@@ -77,7 +77,10 @@ def missing_in(column: RawColumn) -> np.ndarray:
 
 def column_of(values: Any, what: str) -> RawColumn:
     """A column of whatever somebody has: numbers, true and false, or texts; `what` names it in messages."""
-    held = np.asarray(values)
+    try:
+        held = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise InputError(_nested(what)) from None
     if held.ndim != 1:
         raise InputError(f"{what}: shape {held.shape}; a column has one value per row")
     if held.dtype.kind in "iufb":
@@ -88,14 +91,20 @@ def column_of(values: Any, what: str) -> RawColumn:
         held = np.char.decode(held, "utf-8", "replace")
     elif held.dtype.kind not in "OU":
         raise InputError(f"{what}: values of type {held.dtype}; give numbers or texts")
-    codes, levels = _factorised(held.tolist())
+    codes, levels = _factorised(held.tolist(), what)
     return texts_or_numbers(codes, levels, what)
 
 
-def _factorised(values: Iterable[Any]) -> tuple[np.ndarray, list[str]]:
+def _nested(what: str) -> str:
+    return f"{what}: lists or other values of several parts; a column has one value per row"
+
+
+def _factorised(values: Iterable[Any], what: str) -> tuple[np.ndarray, list[str]]:
     known: dict[Any, int] = {}
     codes = []
     for value in values:
+        if isinstance(value, list | tuple | set | dict | np.ndarray):
+            raise InputError(_nested(what))
         if value is None or value != value or str(value) == "NaT" or str(value) == "<NA>":
             codes.append(-1)
         else:

@@ -16,6 +16,7 @@ from mutua.data.table_columns import RawTable, TextColumn, as_texts, minus_read,
 from mutua.data.table_encoding import TableEncoding
 from mutua.data.table_files import ReadProgress, read_table, table_of
 from mutua.data.tabular_sources import (
+    ONLY,
     RawSource,
     Tabular,
     TabularSource,
@@ -34,8 +35,6 @@ from mutua.support import safe_reading
 from mutua.support.configuration import checked, local_path
 from mutua.support.text import some
 
-ONLY = {"table": ("columns", "infer", "own_columns", "scale", "fill"), "text": ("text", "vocabulary", "length")}
-"""The keys that are for one of them."""
 LINES = {"text": "text", "target": "label"}
 """The columns of a file of lines."""
 

@@ -33,6 +33,8 @@ from mutua.support.configuration import Spec, local_path
 from mutua.support.text import several, some
 
 KINDS = ("table", "text")
+ONLY = {"table": ("columns", "infer", "own_columns", "scale", "fill"), "text": ("text", "vocabulary", "length")}
+"""The keys that are for one of them."""
 HASHED = 10_000
 """How many numbers there are for words if nobody says."""
 LENGTH = 100
@@ -136,6 +138,16 @@ def raw_source(
     if options.target is None:
         raise InputError(f"target: missing; name the column of {table.where} that models predict")
     whose = f"'{', '.join(options.targets)}'"
+    for field in ("text", "group"):
+        if (name := getattr(options, field)) in options.targets:
+            raise InputError(
+                f"{field}: '{name}' is the target, which would tell what is to be predicted; name another"
+            )
+    mine, other = ("table", "text") if options.text is None else ("text", "table")
+    if strange := [field for field in ONLY[other] if field in options.given]:
+        raise InputError(f"{strange[0]}: is for data '{other}', and this is a {mine}; leave it out")
+    if classes is not None and kind != "classification":
+        raise InputError(f"classes: with task: {kind} the columns of target name what is predicted; leave it out")
     if kind == "classification" and (unread := unread_word([str(name) for name in classes or ()])) is not None:
         raise InputError(f"classes: {unread}")
     target = target_column(table, options.targets, kind, classes or ())
