@@ -223,6 +223,7 @@ def test_a_minus_is_read_alike_whatever_rows_are_beside_it() -> None:
         ({"text": "sex", "columns": {"age": "number"}}, "columns: is for data 'table', and this is a text"),
         ({"length": 5}, "length: is for data 'text', and this is a table"),
         ({"target": "age", "task": "regression", "classes": ["years"]}, "classes: with task: regression"),
+        ({"public": {"age": [50]}}, "public: a dict; of tables and texts give a share of each client's rows"),
         ({"more": [[1], [2, 3]]}, "'more': lists or other values"),
         ({"more": [{"a": 1}, None]}, "'more': lists or other values"),
     ],
@@ -231,6 +232,7 @@ def test_mistakes_with_data_frames(given: dict[str, Any], message: str) -> None:
     held = {"age": [30, 40], "sex": ["f", "m"], "sick": [0, 1]}
     held |= {"more": given.pop("more")} if "more" in given else {}
     options: dict[str, Any] = {"target": "sick", "models": "linear", **given}
+    options["split"] = {"val": 0, "test": 0}
     with pytest.raises(mutua.InputError, match=message):
         mutua.Federation.from_table(held, partition=mutua.partitions.IID(clients=1), **options)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from typing import Any, Literal
 
 from mutua.data.array_files import opened
@@ -18,6 +19,7 @@ from mutua.data.public import dealt as shared_out
 from mutua.data.samples import Preprocess, Samples, concatenate, undeclared
 from mutua.data.splits import ClientData, DealtSamples, Split, split_and_deal
 from mutua.data.tabular_reading import given_tables
+from mutua.data.tabular_sources import KINDS
 from mutua.data.targets import NAMED
 from mutua.errors import InputError, suggest
 from mutua.federation.client import Client
@@ -351,6 +353,12 @@ class Federation:
 
             return self.sharing(given, seed, given_test=given_test)
         template, labelled = self.clients[0].train, True
+        raw = hasattr(given, "columns") or isinstance(given, Mapping | str | PathLike)
+        if template.model_input.kind in KINDS and raw:
+            kind = type(given).__name__
+            raise InputError(
+                f"public: a {kind}; of tables and texts give a share of each client's rows, such as 0.1"
+            )
         like: dict[str, Any] = {name: getattr(template, name) for name in ("classes", "preprocess", "kind")}
         like["name"] = "public"
         if isinstance(given, tuple | list) and len(given) == 2:
