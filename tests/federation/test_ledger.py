@@ -147,3 +147,8 @@ def test_batch_norms_counters_carry_nothing_out(
     assert [(event.round, event.client) for event in said] == [(1, "a"), (2, "a")]
     assert all("'norm.num_batches_tracked' may not leave; whole numbers go back" in event.reason for event in said)
     assert run.server.state["global"]["norm.num_batches_tracked"].item() == 0
+
+
+def test_a_spoilt_number_of_bytes_is_a_wrong_value() -> None:
+    with pytest.raises(ValueError, match="more than can be counted"):
+        Ledger().extend([Entry(1, "a", "up", "weights", "meme", 1, 1, 2**70)])

@@ -35,7 +35,10 @@ class _Sums:
     def add(self, client: int, size: int) -> None:
         if (missing := client + 1 - len(self._by_client)) > 0:
             self._by_client.extend([-1] * missing)
-        self._by_client[client] = max(0, self._by_client[client]) + size
+        try:
+            self._by_client[client] = max(0, self._by_client[client]) + size
+        except OverflowError:  # of a spoilt file
+            raise ValueError(f"{size} bytes are more than can be counted") from None
         self._all += size
 
     def of(self, client: int | None) -> int | None:
