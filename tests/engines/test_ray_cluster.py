@@ -117,7 +117,7 @@ def test_ten_nodes_that_go_in_mid_round(tmp_path: Path) -> None:
 
 def removed(folder: Path, times: int) -> list[str]:
     command = [sys.executable, str(HERE / "removed_node.py"), str(folder), str(times)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * times, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 120 * times, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
